@@ -40,25 +40,25 @@ def quick():
 
 
 @pytest.fixture(scope="module")
-def words(small, tmp_path_factory):
+def arguments(small, tmp_path_factory):
     """What is typed behind ``advise``."""
     file = tmp_path_factory.mktemp("prompts") / "mine.txt"
     file.write_text("\n".join(PROMPTS) + "\n")
-    kept = [word for word in small if not word.startswith(("method", "dataset"))]
-    return [*kept, f"prompts={file}", "methods=[pld,jacobi,sps]"]
+    shared = [word for word in small if not word.startswith(("method", "dataset"))]
+    return [*shared, f"prompts={file}", "methods=[pld,jacobi,sps]"]
 
 
 @pytest.fixture(scope="module")
-def advice(quick, words, tmp_path_factory):
+def advice(quick, arguments, tmp_path_factory):
     """Advice found once, and its folder."""
     folder = tmp_path_factory.mktemp("advice") / "found"
     quick.setattr("runners.advice.SETTINGS", (1, 4))
-    return module.give(module.read([*words, f"output_dir={folder}"])), folder
+    return module.give(module.read([*arguments, f"output_dir={folder}"])), folder
 
 
 def test_it_chooses_confirms_and_says_what_to_paste(advice):
-    found, folder = advice
-    by_method = {option.method: option for option in found.options}
+    result, folder = advice
+    by_method = {option.method: option for option in result.options}
     assert set(by_method) == {"pld", "jacobi"}
     (trials,) = folder.glob("replayed-*")
     settings = {line["method"]: set() for line in map(json.loads, trials.open())}
@@ -67,84 +67,84 @@ def test_it_chooses_confirms_and_says_what_to_paste(advice):
     assert {method: len(knobs) for method, knobs in settings.items()} == {"pld": 4}
     assert by_method["pld"].predicted.prompts == 3
     assert by_method["jacobi"].predicted is None
-    assert (found.choosing, found.confirming) == (4, 3)  # all prompts that there are
-    assert all(o.measured.prompts == 3 and o.measured.interval for o in found.options)
-    assert "pair=random_draft" in found.not_run["sps"]
-    assert (folder / module.PAGE).read_text() == f"{found}\n"
-    assert found.command in str(found)
-    assert json.loads((folder / module.FILE).read_text())["sentence"] == found.lines[0]
+    assert (result.choosing, result.confirming) == (4, 3)  # all prompts that there are
+    assert all(o.measured.prompts == 3 and o.measured.interval for o in result.options)
+    assert "pair=random_draft" in result.not_run["sps"]
+    assert (folder / module.PAGE).read_text() == f"{result}\n"
+    assert result.command in str(result)
+    assert json.loads((folder / module.FILE).read_text())["sentence"] == result.lines[0]
     (recorded,) = folder.glob("recorded-*-7.jsonl")
     choosing = recorded.read_text()
     assert sorted(json.loads(line)["turns"][0] for line in choosing.splitlines()) == sorted(PROMPTS)
 
 
-def test_what_is_done_is_not_done_again(advice, words):
-    found, folder = advice
+def test_what_is_done_is_not_done_again(advice, arguments):
+    result, folder = advice
     names = {"cases.jsonl", "surface.json"}
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names}
     assert len(before) == 3  # recorded, tried live, confirmed
-    again = module.give(module.read([*words, f"output_dir={folder}"]))
+    again = module.give(module.read([*arguments, f"output_dir={folder}"]))
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names} == before
-    assert again.to_json() == found.to_json()
+    assert again.to_json() == result.to_json()
 
 
-def test_nothing_is_advised_where_plain_decoding_has_wrong_outputs(advice, words, quick):
+def test_nothing_is_advised_where_plain_decoding_has_wrong_outputs(advice, arguments, quick):
     _, folder = advice
-    kept = {path: path.read_text() for path in folder.glob("confirmed*/summary.json")}
-    for path, text in kept.items():
+    summaries = {path: path.read_text() for path in folder.glob("confirmed*/summary.json")}
+    for path, text in summaries.items():
         summary = json.loads(text)
         summary["against_best"]["ar"] = {"verdict": "wrong outputs", "p": None}
         path.write_text(json.dumps(summary))
     try:
-        found = module.give(module.read([*words, f"output_dir={folder}"]))
+        result = module.give(module.read([*arguments, f"output_dir={folder}"]))
     finally:
-        for path, text in kept.items():
+        for path, text in summaries.items():
             path.write_text(text)
-    measured = [option for option in found.options if option.measured]
+    measured = [option for option in result.options if option.measured]
     assert measured and not any(option.exact for option in measured)
-    assert found.best is None
+    assert result.best is None
 
 
-def test_a_finished_run_s_recording_is_used(advice, words, quick, tmp_path):
+def test_a_finished_run_s_recording_is_used(advice, arguments, quick, tmp_path):
     _, folder = advice
     (recorded,) = (path for path in folder.glob("recorded-*-7") if path.is_dir())
     run = shutil.copytree(recorded, tmp_path / "run")
-    typed = [w for w in words if w.startswith(("paths", "cache_dir", "measure"))]
+    typed = [w for w in arguments if w.startswith(("paths", "cache_dir", "measure"))]
     # Typed as in a script: its words are in the manifest of a run that somebody typed.
     manifest = json.loads((run / "manifest.json").read_text())
-    kept = [w for w in words if not w.startswith(("prompts", "methods"))]
-    manifest["overrides"] = [*kept, "dataset=jsonl", f"dataset.path={recorded}.jsonl"]
+    overrides = [w for w in arguments if not w.startswith(("prompts", "methods"))]
+    manifest["overrides"] = [*overrides, "dataset=jsonl", f"dataset.path={recorded}.jsonl"]
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "DONE").write_text(file_sha256(run / "manifest.json"))
     request = module.read([*typed, f"run={run}", "methods=pld", f"output_dir={tmp_path / 'out'}"])
-    assert "dataset=jsonl" in request.words
+    assert "dataset=jsonl" in request.overrides
     again = module.give(request)
     assert not [*tmp_path.glob("recorded*")]
     assert [option.method for option in again.options] == ["pld"]
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["all replayed before", "nothing tried before"])
+@pytest.mark.parametrize("done", [True, False], ids=["all replayed before", "nothing tried before"])
 def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
-    advice, words, quick, tmp_path, kept
+    advice, arguments, quick, tmp_path, done
 ):
     _, folder = advice
-    gone = ["live-*", "confirmed-*"] if kept else ["live-*", "confirmed-*", "replayed-*"]
+    gone = ["live-*", "confirmed-*"] if done else ["live-*", "confirmed-*", "replayed-*"]
     out = shutil.copytree(folder, tmp_path / "out", ignore=shutil.ignore_patterns(*gone))
-    found = module.give(module.read([*words, f"output_dir={out}", "minutes=0.001"]))
-    assert found.decision == (UNCONFIRMED if kept else UNTRIED)
-    assert found.more
-    assert "minutes=" in found.not_run["jacobi"]
-    assert kept or "the minutes ended" in found.not_run["pld"]
-    typed = shlex.split(found.command)
+    result = module.give(module.read([*arguments, f"output_dir={out}", "minutes=0.001"]))
+    assert result.decision == (UNCONFIRMED if done else UNTRIED)
+    assert result.more
+    assert "minutes=" in result.not_run["jacobi"]
+    assert done or "the minutes ended" in result.not_run["pld"]
+    typed = shlex.split(result.command)
     assert typed[:3] == ["python", "run.py", "advise"]
     request = module.read(typed[3:])  # what is pasted is understood
-    assert request.minutes > found.minutes
-    assert request.prompts == module.read(words).prompts
-    assert request.methods == (("pld",) if kept else ("pld", "jacobi", "sps"))
+    assert request.minutes > result.minutes
+    assert request.prompts == module.read(arguments).prompts
+    assert request.methods == (("pld",) if done else ("pld", "jacobi", "sps"))
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["prompts=a.txt", "dataset=gsm8k"], "prompts and dataset both name prompts"),
         (["prompts=a.txt", "minutes=soon"], "minutes=10"),
@@ -159,9 +159,9 @@ def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
         (["dataset=demo", "generation=sampling"], "generation=greedy"),
     ],
 )
-def test_what_cannot_be_asked_says_what_to_type(typed, said, small, tmp_path):
+def test_what_cannot_be_asked_says_what_to_type(typed, message, small, tmp_path):
     model = [word for word in small if word.startswith(("model", "cache"))]
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         module.give(module.read([*model, *typed, f"output_dir={tmp_path}"]))
 
 
@@ -173,7 +173,7 @@ def option(method="pld", low=1.2, value=1.4, high=1.6, **changes):
     return replace(Option(method, {"num_tokens": 4}, 1.4), **speeds | changes)
 
 
-def told(*options):
+def advice_on(*options):
     return Advice("m", "mine.txt", 10, 6, 6, list(options))
 
 
@@ -192,21 +192,21 @@ def told(*options):
     ],
 )
 def test_the_decision_is_what_was_measured_shows(options, decision, method):
-    found = told(*options)
-    assert found.decision == decision
-    assert (found.option and found.option.method) == method
-    assert found.best is (found.option if decision == USE else None)
+    result = advice_on(*options)
+    assert result.decision == decision
+    assert (result.option and result.option.method) == method
+    assert result.best is (result.option if decision == USE else None)
     # A setting or a command to use is named where it is to be used, one to decide elsewhere.
     request = module.read(["prompts=mine.txt", "minutes=3", "methods=[pld,sam]"])
-    typed = shlex.split(module.command_of(found, request))
+    typed = shlex.split(module.command_of(result, request))
     if decision == USE:
         assert typed[2:4] == [f"method={method}", "method.num_tokens=4"]
     elif decision == PLAIN:
         assert typed[2] == "method=ar"
-        assert "num_tokens" not in str(found).split("method ")[0]
+        assert "num_tokens" not in str(result).split("method ")[0]
     else:
         again = module.read(typed[3:])
-        assert again.minutes >= found.minutes
+        assert again.minutes >= result.minutes
         assert method is None or method in again.methods
 
 
@@ -215,28 +215,28 @@ def test_the_decision_is_what_was_measured_shows(options, decision, method):
 def test_so_many_prompts_would_show_the_speedup_that_was_measured(low, n):
     """An interval shrinks with the root of their number."""
     value, high = 1.2, 1.2**2 / low
-    found = told(option(measured=Speed(value, (low, high), n)))
-    enough = found.option.prompts_to_decide
+    result = advice_on(option(measured=Speed(value, (low, high), n)))
+    enough = result.option.prompts_to_decide
     half = math.log(high / low) / 2
     assert math.log(value) >= half * math.sqrt(n / enough) - 1e-9
     assert math.log(value) < half * math.sqrt(n / (enough - 1))
-    found.command = "advise more"
-    assert f"about {2 * enough} prompts" in str(found)
+    result.command = "advise more"
+    assert f"about {2 * enough} prompts" in str(result)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_decision_its_setting_and_the_command_come_first_at_any_width(width):
     names = ["pld", "suffix_else_head", "token_recycling", "union"]
-    found = told(*(option(name) for name in names))
-    found.not_run = dict.fromkeys(["sps", "pearl", "ouroboros"], "no time. Type minutes=12")
-    found.command = "python run.py method=pld method.num_tokens=4"
+    result = advice_on(*(option(name) for name in names))
+    result.not_run = dict.fromkeys(["sps", "pearl", "ouroboros"], "no time. Type minutes=12")
+    result.command = "python run.py method=pld method.num_tokens=4"
     terminal = Console(width=width, color_system=None)
     with terminal.capture() as printed:
-        module.show(found, terminal)
+        module.show(result, terminal)
     lines = [line for line in printed.get().splitlines() if line.strip()]
-    assert lines[0] == found.lines[0]
+    assert lines[0] == result.lines[0]
     assert "num_tokens=4" in lines[1]
-    assert lines[3].strip() == found.command
+    assert lines[3].strip() == result.command
     assert sum("minutes=12" in line for line in lines) == 1
     if width >= 80:
         assert all(any(line.startswith(name) and "num_tokens=4" in line for line in lines)

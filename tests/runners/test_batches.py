@@ -28,8 +28,8 @@ TYPED = ("pair=random_draft", "compare=[sps]", "measure.exclusive=false")
 
 
 def outputs(folder):
-    found, _ = read_records(folder)
-    return {r.key: (r.output_ids, r.committed_per_step) for r in found}
+    turns, _ = read_records(folder)
+    return {r.key: (r.output_ids, r.committed_per_step) for r in turns}
 
 
 def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_path, capsys):
@@ -40,16 +40,16 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
         run_here(typed)
     assert run_here(typed) == 0
     assert outputs(group) == outputs(alone)
-    made, _ = read_records(group)
-    for record in made:
+    done, _ = read_records(group)
+    for record in done:
         assert record.lossless.verdict == "equal"
         assert record.batch is not None and record.batch.size == 2
         assert CaseRecord.from_json(record.to_json()) == record
     by_group: dict[tuple[str, int], set[tuple[str, str]]] = {}
-    for record in made:
+    for record in done:
         by_group.setdefault((record.unit, record.turn), set()).add((record.label, record.case_id))
     # Five questions, of which two have a second turn, in three groups, for three labels.
-    assert sorted(len(found) for (_, turn), found in by_group.items() if not turn) == [3, 6, 6]
+    assert sorted(len(members) for (_, turn), members in by_group.items() if not turn) == [3, 6, 6]
     summary = jsonl.read_json(group / records.SUMMARY)
     assert [row["task"] for row in summary["rows"]] == ["overall"] * 3
     assert summary["rows"][0]["n_cases"] == 5
@@ -67,22 +67,22 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     assert tables.main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "2 texts at once: " in printed, "tables tell the loads apart"
-    per_user = tokens_per_s(r for r in made if r.label == "pld")
+    per_user = tokens_per_s(r for r in done if r.label == "pld")
     assert per_user.value == pytest.approx(
-        sum(r.n_new - 1 for r in made if r.label == "pld")
-        / sum(r.decode_s for r in made if r.label == "pld")
+        sum(r.n_new - 1 for r in done if r.label == "pld")
+        / sum(r.decode_s for r in done if r.label == "pld")
     )
     assert per_user.interval is not None, "three groups"
-    assert all(record.batch.model_passes > 0 for record in made if record.label == "sps")
+    assert all(record.batch.model_passes > 0 for record in done if record.label == "sps")
     rows = {row["label"]: row for row in summary["batched"]}
     assert rows["ar"]["useless_rows"] == 0 < rows["sps"]["useless_rows"] < 1
     manifest = RunManifest.read(group)
-    for record in made:
+    for record in done:
         batch = record.batch
         order = label_order(tuple(manifest.labels), manifest.seed, batch.group, record.repeat)
         assert record.position == order.index(record.label)
         beside = [
-            r for r in made if (r.unit, r.turn, r.label) == (record.unit, record.turn, record.label)
+            r for r in done if (r.unit, r.turn, r.label) == (record.unit, record.turn, record.label)
         ]
         steps_s = max(r.decode_s - r.drafter_setup_s for r in beside)
         assert (batch.model_s > 0) == (record.label == "sps")
@@ -97,31 +97,31 @@ def test_a_group_that_was_cut_off_within_its_last_write_is_measured_again_whole(
         run_here(typed)
     lines = (folder / records.CASES).read_text().splitlines(keepends=True)
     last = json.loads(lines[-1])["case_id"]
-    kept = [line for line in lines if json.loads(line)["case_id"] != last]
-    assert kept, "another case of the group"
-    (folder / records.CASES).write_text("".join(kept))
+    remaining = [line for line in lines if json.loads(line)["case_id"] != last]
+    assert remaining, "another case of the group"
+    (folder / records.CASES).write_text("".join(remaining))
     assert run_here(typed) == 0
-    made: dict[tuple[str, int, str], set[tuple[float, int]]] = {}
+    times: dict[tuple[str, int, str], set[tuple[float, int]]] = {}
     for r in read_records(folder)[0]:
-        made.setdefault((r.unit, r.turn, r.label), set()).add((r.batch.pass_s, r.batch.at_once))
-    assert all(len(found) == 1 for found in made.values())
+        times.setdefault((r.unit, r.turn, r.label), set()).add((r.batch.pass_s, r.batch.at_once))
+    assert all(len(values) == 1 for values in times.values())
 
 
 def test_a_fault_of_lock_step_alone_is_found_in_each_label(small, tmp_path, monkeypatch):
     """``ar`` in lock-step has it, too: outputs are held against decoding alone."""
     inner, folder = BatchEngine.decode, tmp_path / "run"
 
-    def faulty(self, *asked, **options):
-        result = inner(self, *asked, **options)
+    def faulty(self, *args, **options):
+        result = inner(self, *args, **options)
         for turn in result.turns:
             turn.output_ids[-1] = 3 + (turn.output_ids[-1] == 3)
         return result
 
     monkeypatch.setattr(BatchEngine, "decode", faulty)
     assert run_here([*small, "batch.size=2", "dataset.limit=2", f"output_dir={folder}"]) == 1
-    made = read_records(folder)[0]
-    assert {r.lossless.verdict for r in made if r.label == "ar"} == {"bug"}
-    assert {r.lossless.verdict for r in made} == {"bug"}
+    turns = read_records(folder)[0]
+    assert {r.lossless.verdict for r in turns if r.label == "ar"} == {"bug"}
+    assert {r.lossless.verdict for r in turns} == {"bug"}
 
 
 def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkeypatch):
@@ -138,14 +138,14 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
     longest = max(r.n_prompt for r in whole.values() if not r.turn)
     monkeypatch.setattr(Session, "make_room", limited)
     assert run_here([*typed, f"output_dir={folder}"]) == 1
-    made, errors = read_records(folder)[0], (folder / records.ERRORS).read_text()
-    failed = {r.key for r in made if r.status == "failed"}
+    turns, errors = read_records(folder)[0], (folder / records.ERRORS).read_text()
+    failed = {r.key for r in turns if r.status == "failed"}
     assert failed == {key for key, r in whole.items() if r.n_prompt > longest}
-    assert all(r.output_ids == whole[r.key].output_ids for r in made if r.key not in failed)
+    assert all(r.output_ids == whole[r.key].output_ids for r in turns if r.key not in failed)
     assert failed and "Type batch.size=1" in errors
     summary = jsonl.read_json(folder / records.SUMMARY)
-    units = {r.unit for r in made if r.status == "failed"}
-    dropped = {r.case_id for r in made if r.unit in units}
+    units = {r.unit for r in turns if r.status == "failed"}
+    dropped = {r.case_id for r in turns if r.unit in units}
     for row in summary["rows"]:
         assert (row["n_cases"], row["n_dropped"]) == (4 - len(dropped), len(dropped))
 
@@ -180,5 +180,5 @@ def test_groups_are_alike_in_length_and_the_same_in_each_repeat(n, size, sizes, 
     assert sorted(case for group in ids for case in group) == sorted(case.case_id for case in cases)
     whole = [group for group in first if len(group) == size]
     lengths = [sorted(len(block.case.turns[0]) for block in group) for group in whole]
-    for one, other in pairwise(lengths):
-        assert all(abs(a - b) <= n / size + 1 for a, b in zip(one, other, strict=True))
+    for group_lengths, other in pairwise(lengths):
+        assert all(abs(a - b) <= n / size + 1 for a, b in zip(group_lengths, other, strict=True))

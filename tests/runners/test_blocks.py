@@ -72,15 +72,15 @@ def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders_with_seeds_of
 ):
     drafters = [Recorder("ar"), Recorder("a")]
     done, _, session = run_all(make_job(tmp_path, ["ar", "a"], ONE[:2], repeats=2), drafters)
-    asked = [(r.repeat, r.case_id, r.label) for r in done]
-    assert [found[:2] for found in asked[::2]] == [(0, "c0"), (0, "c1"), (1, "c0"), (1, "c1")]
-    first = [label for _, _, label in asked[::2]]
+    order = [(r.repeat, r.case_id, r.label) for r in done]
+    assert [turn[:2] for turn in order[::2]] == [(0, "c0"), (0, "c1"), (1, "c0"), (1, "c1")]
+    first = [label for _, _, label in order[::2]]
     assert first in (["ar", "a", "a", "ar"], ["a", "ar", "ar", "a"])
     assert session.audits == [(r.label, r.case_id, 0) for r in done if r.label == "a"]
     seeds = {}
     for record in done:
         seeds.setdefault(record.key[:3], set()).add(record.seed)
-    assert all(len(found) == 1 for found in seeds.values()), "the same for all labels"
+    assert all(len(values) == 1 for values in seeds.values()), "the same for all labels"
     assert len(set.union(*seeds.values())) == len(seeds)
     assert derive_seed(0, "c0", 1, 2) == 21379679282576864  # the same on every machine, for ever
 
@@ -98,11 +98,11 @@ def test_all_labels_see_the_baselines_answer_in_turn_two(tmp_path):
     done, _, session = run_all(
         make_job(tmp_path, ["ar", "a"], TWO), [Recorder("ar"), Recorder("a")]
     )
-    found = by_key(done, "prompt_ids", "output_ids")
+    turns = by_key(done, "prompt_ids", "output_ids")
     for case in TWO:
-        prompt, _ = found["a", case.case_id, 1]
-        assert prompt == found["ar", case.case_id, 1][0]
-        first_prompt, first_output = found["ar", case.case_id, 0]
+        prompt, _ = turns["a", case.case_id, 1]
+        assert prompt == turns["ar", case.case_id, 1][0]
+        first_prompt, first_output = turns["ar", case.case_id, 0]
         assert prompt[: len(first_prompt) + NEW_TOKENS] == first_prompt + first_output
     assert session.plain_calls == 0
     assert not (tmp_path / "dialogue.jsonl").exists()
@@ -223,14 +223,14 @@ def test_a_drafter_is_told_which_text_of_a_dialogue_it_has_seen(scope, tmp_path)
     done, _, _ = run_all(job, [Recorder("ar"), drafter])
     of_a = [r for r in done if r.label == "a"]
     first = {r.case_id: r.n_prompt + r.n_new for r in of_a if r.turn == 0}
-    known = [first[r.case_id] if r.turn and scope != "turn" else 0 for r in of_a]
-    expected = list(zip(known, [r.n_prompt for r in of_a], strict=True))
-    kept = {"turn": 1, "prompt": 2, "run": len(of_a)}[scope]
-    assert drafter.turns == expected[-kept:]
+    n_seen = [first[r.case_id] if r.turn and scope != "turn" else 0 for r in of_a]
+    expected = list(zip(n_seen, [r.n_prompt for r in of_a], strict=True))
+    n_turns = {"turn": 1, "prompt": 2, "run": len(of_a)}[scope]
+    assert drafter.turns == expected[-n_turns:]
     # A resumed run feeds the recorded turns to a drafter that keeps them, and tells it the same.
     again = Counting(scope)
     run_all(job, [Recorder("ar"), again], done=done[:8])
-    assert again.turns == expected[-kept:]
+    assert again.turns == expected[-n_turns:]
 
 
 class ClockSession(ToySession):
@@ -257,19 +257,19 @@ def test_a_turn_is_rendered_once_for_all_labels_that_quote_the_same(
         prompts = {}
         for record in result.records:
             prompts.setdefault(record.turn, set()).add(tuple(record.prompt_ids))
-        assert [len(found) for found in prompts.values()] == [1, 1]
+        assert [len(variants) for variants in prompts.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_prompt_that_is_not_the_baselines_is_an_error(tmp_path, temperature):
-    class Asked(EngineSource):
+    class LongerPrompts(EngineSource):
         def _prompt(self, turn):
             extra = [3] if turn.run.label == "b" else []
             return np.append(super()._prompt(turn), extra).astype(np.int64)
 
     job = make_job(tmp_path, ["ar", "a", "b"], ONE[:2], temperature=temperature)
     runner, session, _ = make_runner(job, [Recorder(name) for name in job.labels])
-    runner.source = Asked(job, session)
+    runner.source = LongerPrompts(job, session)
     errors = [error for block in job.blocks() for error in runner.run([block]).errors]
     assert [(e["case_id"], e["label"], e["type"]) for e in errors] == [
         ("c0", "b", "prompts_differ"), ("c1", "b", "prompts_differ")

@@ -59,7 +59,7 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
     before, values = answer(), {n: p.clone() for n, p in model.named_parameters()}
     shape, state = shape_of(model), torch.get_rng_state()
     attention = torch.backends.cuda.cudnn_sdp_enabled()
-    found = compare(model, tokenizer, prompts, drafters, **options)
+    result = compare(model, tokenizer, prompts, drafters, **options)
     assert shape_of(model) == shape
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.backends.cuda.cudnn_sdp_enabled() == attention
@@ -69,18 +69,18 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
         assert weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
     model(input_ids=ids, labels=ids).loss.backward()  # training goes on
     model.zero_grad()
-    assert found.lossless
-    assert list(found.table["label"]) == ["ar", "pld", "two", "mine"]
-    answers = found.cases.groupby("prompt")["text"].first()
+    assert result.lossless
+    assert list(result.table["label"]) == ["ar", "pld", "two", "mine"]
+    answers = result.cases.groupby("prompt")["text"].first()
     assert len(set(answers)) == 1  # the same prompt, said in four ways
-    assert "mine" in str(found)
-    assert "mine" in found._repr_html_()
-    assert found.table.columns.tolist() == [
+    assert "mine" in str(result)
+    assert "mine" in result._repr_html_()
+    assert result.table.columns.tolist() == [
         "label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs",
     ]  # fmt: skip
-    assert set(found.table["outputs"]) == {"4 equal"}
-    (axes,) = found.plot().axes
-    drafting = found.table[found.table["label"] != "ar"].sort_values("speedup")
+    assert set(result.table["outputs"]) == {"4 equal"}
+    (axes,) = result.plot().axes
+    drafting = result.table[result.table["label"] != "ar"].sort_values("speedup")
     assert list(axes.containers[0].lines[0].get_xdata()) == list(drafting["speedup"])
     assert [tick.get_text() for tick in axes.get_yticklabels()] == list(drafting["label"])
 
@@ -148,13 +148,13 @@ def test_messages_of_several_turns_are_those_of_a_dialogue(lent):
 def test_a_missing_file_of_a_model_that_lies_nowhere_asks_to_save_it(lent, options, drafter):
     """No builder opens the name of its class."""
     model, tokenizer = lent
-    place, model.name_or_path = model.name_or_path, ""
+    path, model.name_or_path = model.name_or_path, ""
     try:
         with pytest.raises(ValueError, match="DIR_OF_THE_SAVED_MODEL") as refused:
             compare(model, tokenizer, TEXTS, [drafter], **options)
         assert "LlamaForCausalLM" not in str(refused.value)
     finally:
-        model.name_or_path = place
+        model.name_or_path = path
 
 
 def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, tmp_path):
@@ -227,14 +227,14 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
     monkeypatch.setattr(advice, "SETTINGS", (2,))
     shape = shape_of(model)
     prompts = [f"{text} {word}" for text in TEXTS for word in ("ship", "quay", "page")]
-    found = advise(model, tokenizer, prompts, methods=["pld"], **options)
+    result = advise(model, tokenizer, prompts, methods=["pld"], **options)
     assert shape_of(model) == shape
-    (option,) = found.options
-    assert (found.choosing, found.confirming) == (3, 3)
+    (option,) = result.options
+    assert (result.choosing, result.confirming) == (3, 3)
     assert option.measured.prompts == option.predicted.prompts == 3
-    assert found.decision in ("use", "plain", "undecided")
-    if found.decision == "use":
-        assert found.command.startswith("compare(model, tokenizer, prompts, [{'method': 'pld'")
-    assert found.lines[0] in str(found)
+    assert result.decision in ("use", "plain", "undecided")
+    if result.decision == "use":
+        assert result.command.startswith("compare(model, tokenizer, prompts, [{'method': 'pld'")
+    assert result.lines[0] in str(result)
     with pytest.raises(ValueError, match="at least 6 prompts"):
         advise(model, tokenizer, prompts[:5], **options)

@@ -49,16 +49,16 @@ execute = partial(run_here, [])
 def test_a_surface_of_real_weights(small, tmp_path, capsys):
     out = tmp_path / "cost"
     assert execute(*small, *GRID, f"output_dir={out}") == 0
-    found = CostSurface.read(out / cost.SURFACE)
-    assert found.tree.samples.shape == (3, 2, 2)
-    assert found.batch.samples.shape == (2, 2, 1, 2)
-    assert found.prefill.samples.shape == (2, 2)
-    assert found.texts.samples.shape == (2, 2, 2, 2)
-    seconds = found.joint_pass_s(*np.array([[2.0], [16.0], [12.0]]))
-    assert seconds == pytest.approx(found.texts.fitted[1, 1, 1])
-    assert (found.tree.samples > 0).all()
-    assert found.model["weights_hash"]
-    assert {"hardware", "versions", "git"} <= found.machine.keys()
+    surface = CostSurface.read(out / cost.SURFACE)
+    assert surface.tree.samples.shape == (3, 2, 2)
+    assert surface.batch.samples.shape == (2, 2, 1, 2)
+    assert surface.prefill.samples.shape == (2, 2)
+    assert surface.texts.samples.shape == (2, 2, 2, 2)
+    seconds = surface.joint_pass_s(*np.array([[2.0], [16.0], [12.0]]))
+    assert seconds == pytest.approx(surface.texts.fitted[1, 1, 1])
+    assert (surface.tree.samples > 0).all()
+    assert surface.model["weights_hash"]
+    assert {"hardware", "versions", "git"} <= surface.machine.keys()
     assert json.loads((out / records.MANIFEST).read_text())["status"] == "complete"
     shown = capsys.readouterr().out
     assert "free here:" in shown
@@ -158,15 +158,15 @@ def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
             events.append((step.batch, step.rows, step.keys))
 
     monkeypatch.setattr(FixedShape, "capture", capture)
-    monkeypatch.setattr(cost.log, "info", lambda text, *words: events.append(text % words))
+    monkeypatch.setattr(cost.log, "info", lambda text, *args: events.append(text % args))
     longer = ["runner.contexts=[4,300]", "runner.batch_contexts=[4,300]", "engine=graph"]
     command = [*TINY_SHAPE, *GRID, *longer, "method=pld", f"output_dir={tmp_path}/cost"]
     assert execute(*command) == 0
-    begun = events.index("batch passes: warming up") + 1
+    started = events.index("batch passes: warming up") + 1
     timed = events.index("batch passes: round 1 of 2")
-    made = {(3, rows, keys) for rows in (1, 3) for keys in (256, 512)}
-    assert {event for event in events[begun:timed] if isinstance(event, tuple)} == made
-    assert made.isdisjoint(events[timed:])
+    expected = {(3, rows, keys) for rows in (1, 3) for keys in (256, 512)}
+    assert {event for event in events[started:timed] if isinstance(event, tuple)} == expected
+    assert expected.isdisjoint(events[timed:])
 
 
 @pytest.mark.slow  # over a second
@@ -189,19 +189,19 @@ def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_ro
         patch.setattr(cost.PassGrid, "round", stop)
         with pytest.raises(KeyboardInterrupt):
             execute(*command)
-    kept = (out / cost.ROUNDS).read_bytes()
-    assert kept.count(b"\n") == 1, "kinds take turns"
+    saved = (out / cost.ROUNDS).read_bytes()
+    assert saved.count(b"\n") == 1, "kinds take turns"
     monkeypatch.setattr(cost, "random_tree", lambda nodes, *_: DraftTree.empty())
     assert execute(*command) == 0
-    assert (out / cost.ROUNDS).read_bytes().startswith(kept)
-    found = CostSurface.read(out / cost.SURFACE)
-    assert (found.model["name"], found.model["shape"]) == ("vicuna7b", True)
-    first = json.loads(kept.splitlines()[0])
-    np.testing.assert_array_equal(found.tree.samples[..., 0], first["pass_s"])
+    assert (out / cost.ROUNDS).read_bytes().startswith(saved)
+    surface = CostSurface.read(out / cost.SURFACE)
+    assert (surface.model["name"], surface.model["shape"]) == ("vicuna7b", True)
+    first = json.loads(saved.splitlines()[0])
+    np.testing.assert_array_equal(surface.tree.samples[..., 0], first["pass_s"])
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("runner.tree_rows=[2,4]", "begin with 1"),
         ("runner.tree_rows=[1,4,2]", "must be ascending"),
@@ -211,8 +211,8 @@ def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_ro
         ("runner.passes=0", "at least 1"),
     ],
 )
-def test_impossible_grids_are_refused(override, said, tmp_path):
-    with pytest.raises(ConfigurationError, match=said):
+def test_impossible_grids_are_refused(override, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
         execute(*TINY_SHAPE, *GRID, override, f"output_dir={tmp_path}/cost")
 
 

@@ -94,8 +94,8 @@ def show(job, path):
 
 
 def tabulate(job, path):
-    for found in load_runs([path]):
-        assert found.labels and found.hardware and found.code and found.superseded is not None
+    for run in load_runs([path]):
+        assert run.labels and run.hardware and run.code and run.superseded is not None
 
 
 READERS = (show, tabulate, lambda job, path: load_traces(path), resume)  # the last one writes
@@ -132,26 +132,26 @@ def test_no_damage_ends_in_a_traceback(job, finished, tmp_path, n):
     refused, tracebacks = 0, []
     for number in range(n):
         path = shutil.copytree(finished, tmp_path / f"run-{number}")
-        what = damage(path / rng.choice(FILES), rng)
+        change = damage(path / rng.choice(FILES), rng)
         for reader in READERS:
             try:
                 reader(job, path)
             except SpecBenchError as error:
-                assert error.exit_code == 2, what
+                assert error.exit_code == 2, change
                 refused += 1
             except Exception as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                tracebacks.append(f"{number}: {what}: {error!r}, {where.filename}:{where.lineno}")
+                tracebacks.append(f"{number}: {change}: {error!r}, {where.filename}:{where.lineno}")
         shutil.rmtree(path)
     assert not tracebacks
     assert refused > n // 2
 
 
 def test_what_is_whole_is_shown_and_resumed(job, run):
-    kept = records.read_records(run)[0]
+    saved = records.read_records(run)[0]
     for reader in READERS:
         reader(job, run)
-    assert records.read_records(run)[0] == kept
+    assert records.read_records(run)[0] == saved
     assert (run / records.DONE).exists()
 
 
@@ -165,7 +165,7 @@ def append(path, text):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({}, r"line 7: label \w+, case \w+, turn \d, repeat 0 is in line 6 already"),
         ({"run_key": "deadbeef"}, "line 7: run_key is 'deadbeef', this folder's run is"),
@@ -174,10 +174,10 @@ def append(path, text):
         ({"repeat": 1}, "line 7: case 82, turn 0, repeat 1 does not belong to this run"),
     ],
 )
-def test_a_line_of_another_run_or_there_twice_is_refused(job, run, change, said):
+def test_a_line_of_another_run_or_there_twice_is_refused(job, run, change, message):
     path = run / records.CASES
     append(path, json.dumps(json.loads(last_line(path)) | change) + "\n")
-    with pytest.raises(RecordError, match=rf"{path}, {said}.*fresh=true") as refusal:
+    with pytest.raises(RecordError, match=rf"{path}, {message}.*fresh=true") as refusal:
         resume(job, run)
     assert refusal.value.exit_code == 2
 
@@ -222,9 +222,9 @@ def test_questions_that_changed_are_noticed_wherever_they_lie(small, questions, 
     typed += ["generation.max_new_tokens=2", f"output_dir={out}"]
     assert run_here(typed) == 0
     file.write_text(questions.read_text().replace("seven", "eight"))
-    with pytest.raises(OutputRefused, match=r"specbench in data_dir=.* has changed since") as found:
+    with pytest.raises(OutputRefused, match=r"specbench in data_dir=.* has changed since") as error:
         run_here(typed)
-    assert found.value.exit_code == 2
+    assert error.value.exit_code == 2
     done = (out / records.DONE).rename(tmp_path / "kept")
     with pytest.raises(OutputRefused, match="prompt_set_hash"):
         run_here(typed)

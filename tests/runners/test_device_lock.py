@@ -116,13 +116,13 @@ def test_the_devices_of_target_and_draft_are_held_and_watched_by_the_names_other
 ):
     monkeypatch.setattr(torch, "cuda", FakeCuda(3))
     monkeypatch.setattr(loading, "choose_device", torch.device)
-    asked = []
-    monkeypatch.setattr(interference, "open_gpus", lambda uuids: asked.extend(uuids))
-    wanted = job(tmp_path, device=device, device_map=device_map)
-    with device_lock.hold_device(wanted, [draft] if draft else []):
+    opened = []
+    monkeypatch.setattr(interference, "open_gpus", lambda uuids: opened.extend(uuids))
+    held_job = job(tmp_path, device=device, device_map=device_map)
+    with device_lock.hold_device(held_job, [draft] if draft else []):
         held = {path.stem for path in (tmp_path / "locks").glob("*.lock")}
     assert held == {f"{socket.gethostname()}-{name}" for name in expected}
-    assert asked == [name for name in expected if name != "cpu"]
+    assert opened == [name for name in expected if name != "cpu"]
 
 
 def test_energy_on_the_cpu_is_refused_before_the_model_is_loaded(small, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from analysis.publish import group_of
 from analysis.runs.load import load_runs
 from runners.job import Entry
-from runners.measure.method_runs import fitting
+from runners.measure.method_runs import as_needs_not_met
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
@@ -40,7 +40,7 @@ def lines(folder, name=records.CASES):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ([], "when their process starts"),  # which is this one
         (["runner=replay"], "runner=replay.*Leave it out"),
@@ -48,10 +48,10 @@ def lines(folder, name=records.CASES):
     ],
 )
 def test_threads_are_pinned_where_this_project_computes_and_starts_the_process(
-    execute, tmp_path, monkeypatch, typed, said
+    execute, tmp_path, monkeypatch, typed, message
 ):
     monkeypatch.delenv("OMP_PLACES", raising=False)
-    with pytest.raises(ConfigurationError, match=f"measure.pin=true.*{said}"):
+    with pytest.raises(ConfigurationError, match=f"measure.pin=true.*{message}"):
         execute(f"output_dir={tmp_path}/run", "measure.pin=true", *typed)
 
 
@@ -123,9 +123,9 @@ def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small)
     execute(root, "dataset.limit=1", f"output_dir={tmp_path}/sweep", multirun=True)
     execute(root, "dataset.limit=1", f"output_dir={tmp_path}/own")
     done = [path.parent for path in tmp_path.rglob(records.DONE)]
-    found = {str(path.relative_to(tmp_path)): group_of(load_runs([path])[0]) for path in done}
-    assert set(found) == {f"runs/pld-{key}", f"table9/pld-{key}", f"sweep/pld-{key}", "own"}
-    groups = (found[f"runs/pld-{key}"], found[f"sweep/pld-{key}"], found["own"])
+    by_path = {str(path.relative_to(tmp_path)): group_of(load_runs([path])[0]) for path in done}
+    assert set(by_path) == {f"runs/pld-{key}", f"table9/pld-{key}", f"sweep/pld-{key}", "own"}
+    groups = (by_path[f"runs/pld-{key}"], by_path[f"sweep/pld-{key}"], by_path["own"])
     assert groups == (f"pld-{key}", "sweep", "own"), "of W&B: of a sweep its folder"
 
 
@@ -142,7 +142,7 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["compare=[pld]"], "label 'pld' occurs 2 times"),
         (["compare=[ar]"], "label 'ar' occurs 2 times"),
@@ -166,10 +166,10 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["model.id=/no/such/model"], "both name weights"),
     ],
 )
-def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, said):
+def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, message):
     with pytest.raises(ConfigurationError) as refusal:
         execute(f"output_dir={tmp_path}/run", *overrides)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert refusal.value.exit_code == 2
     assert not (tmp_path / "run" / records.CASES).exists()
 
@@ -178,9 +178,9 @@ def test_bad_input_is_refused_with_what_to_do(execute, tmp_path, overrides, said
 def test_what_a_method_cannot_allocate_is_a_matter_of_its_knobs(allocate):
     entry = Entry("mine", {"name": "pld"})
     refusal = pytest.raises(NeedsNotMet, match=r"method=pld \(label 'mine'\) does not fit")
-    with refusal, fitting(entry):
+    with refusal, as_needs_not_met(entry):
         allocate(10**15)
-    with pytest.raises(RuntimeError, match="boom"), fitting(entry):
+    with pytest.raises(RuntimeError, match="boom"), as_needs_not_met(entry):
         raise RuntimeError("boom")
 
 
@@ -253,21 +253,21 @@ def test_an_output_that_is_not_plain_decodings_fails_the_run(
 
 
 def comparable(folder):
-    found = map(without_times, lines(folder))
-    return sorted(found, key=lambda line: json.dumps(line, sort_keys=True))
+    timeless = map(without_times, lines(folder))
+    return sorted(timeless, key=lambda line: json.dumps(line, sort_keys=True))
 
 
 @pytest.mark.parametrize("scope", ["prompt", "run"])
 def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, tmp_path, scope):
-    what = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
-    what += ["method.total_draft_len=8", "method.chaining_reserved=1"]
-    what += ["method.leader_capacity=64", "method.follower_capacity=8"]
-    assert execute(f"output_dir={tmp_path}/whole", *what) == 0
+    typed = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
+    typed += ["method.total_draft_len=8", "method.chaining_reserved=1"]
+    typed += ["method.leader_capacity=64", "method.follower_capacity=8"]
+    assert execute(f"output_dir={tmp_path}/whole", *typed) == 0
     with interrupted_after(7):
-        execute(f"output_dir={tmp_path}/parts", *what)
+        execute(f"output_dir={tmp_path}/parts", *typed)
     begun = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)
     assert begun["status"] == "interrupted"
-    assert execute(f"output_dir={tmp_path}/parts", *what) == 0
+    assert execute(f"output_dir={tmp_path}/parts", *typed) == 0
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
     whole, parts = (
         jsonl.read_json(tmp_path / name / records.MANIFEST) for name in ("whole", "parts")
@@ -331,11 +331,11 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path):
     assert launched == [2, 3]
     assert (complete / records.CASES).stat().st_mtime_ns == stamp
     manifests = [jsonl.read_json(p) for p in (tmp_path / "sweep").rglob(records.MANIFEST)]
-    found = {
+    starts = {
         m["config"]["method"]["num_tokens"]: [s["records_found"] for s in m["starts"]]
         for m in manifests
     }
-    assert found == {1: [0], 2: [0, 6], 3: [0]}
+    assert starts == {1: [0], 2: [0, 6], 3: [0]}
 
 
 @pytest.mark.slow  # over a second
@@ -357,10 +357,10 @@ def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     assert Counter(forced.values()) == {False: 2, True: 3}
 
 
-@pytest.mark.parametrize("place", ["/proc/nope", "/dev/null/cache"])
-def test_a_cache_that_cannot_be_made_is_refused_before_weights_load(execute, tmp_path, place):
-    with pytest.raises(OutputRefused, match=f"cache_dir={place} cannot be used"):
-        execute(f"output_dir={tmp_path}", f"cache_dir={place}")
+@pytest.mark.parametrize("path", ["/proc/nope", "/dev/null/cache"])
+def test_a_cache_that_cannot_be_made_is_refused_before_weights_load(execute, tmp_path, path):
+    with pytest.raises(OutputRefused, match=f"cache_dir={path} cannot be used"):
+        execute(f"output_dir={tmp_path}", f"cache_dir={path}")
 
 
 def test_a_method_of_compare_that_cannot_run_is_left_out_with_its_reason(
@@ -370,10 +370,10 @@ def test_a_method_of_compare_that_cannot_run_is_left_out_with_its_reason(
     typed = (f"output_dir={tmp_path}", "compare=[ngrammys,sps,token_recycling]", "dataset.limit=2")
     assert execute(*typed) == 1, "as for cases that fail"
     assert {r.label for r in records.read_records(tmp_path)[0]} == {"ar", "pld", "token_recycling"}
-    said = " ".join(capsys.readouterr().out.split())
-    assert "LEFT OUT: ngrammys. " in said
-    assert f"build_artifact.py bigram_table --model {checkpoint}" in said
-    assert "LEFT OUT: sps. method=sps needs a draft model" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "LEFT OUT: ngrammys. " in printed
+    assert f"build_artifact.py bigram_table --model {checkpoint}" in printed
+    assert "LEFT OUT: sps. method=sps needs a draft model" in printed
     assert execute(*typed, launch=no_work) == 1, "a finished run is shown again"
     capsys.readouterr()
 
@@ -422,8 +422,8 @@ def test_methods_are_added_to_a_run_that_is_named_by_its_folder_alone(small, tmp
     assert run_here([], *small, out, "compare=[token_recycling]", "dataset.limit=3", "seed=5") == 0
     assert run_here([], "add=[{method: pld, num_tokens: 2, label: short}]", out) == 0
     (folder,) = (tmp_path / "added").iterdir()
-    made = records.read_records(folder)[0]
-    assert {r.label for r in made} == {"ar", "short"} and len({r.case_id for r in made}) == 3
+    turns = records.read_records(folder)[0]
+    assert {r.label for r in turns} == {"ar", "short"} and len({r.case_id for r in turns}) == 3
     with pytest.raises(OutputRefused, match="seed: there 5, here 6"):
         run_here([], "add=[sam]", out, "seed=6")
 
@@ -456,7 +456,7 @@ def test_a_template_that_changes_writes_one_prompt_for_all_labels_and_refuses_a_
         prompts.setdefault((record.repeat, record.case_id, record.turn), set()).add(
             tuple(record.prompt_ids)
         )
-    assert {len(found) for found in prompts.values()} == {1}
+    assert {len(variants) for variants in prompts.values()} == {1}
     with pytest.raises(OutputRefused, match="the prompt of case 81 is not what it was"):
         execute(*typed)
     assert execute(*typed, "fresh=true") == 0, "no pair differs"

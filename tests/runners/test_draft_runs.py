@@ -32,13 +32,13 @@ def execute(small, checkpoint, tmp_path):
     """The tiny model drafts for itself; returns exit code, records and manifest."""
 
     def run(*overrides, name="run"):
-        own = [
+        extra = [
             "method=sps",
             METHODS,
             f"pair.draft.path={checkpoint}",
             f"output_dir={tmp_path}/{name}",
         ]
-        code = run_here([*small, *own, "measure.warmup=0"], *overrides)
+        code = run_here([*small, *extra, "measure.warmup=0"], *overrides)
         folder = tmp_path / name
         manifest = jsonl.read_json(folder / records.MANIFEST)
         return code, records.read_records(folder)[0], manifest
@@ -46,22 +46,22 @@ def execute(small, checkpoint, tmp_path):
     return run
 
 
-def steps(found):
-    return {r.key: (r.output_ids, r.committed_per_step, r.drafter) for r in found}
+def steps(turns):
+    return {r.key: (r.output_ids, r.committed_per_step, r.drafter) for r in turns}
 
 
 def test_all_of_them_run_and_say_what_they_took(execute):
     """Overlapped, then in serial emulation with the clock inside the steps: the same steps."""
-    code, found, manifest = execute()
+    code, turns, manifest = execute()
     assert code == 0
-    assert {r.label for r in found} == {"ar", *LABELS}
-    assert {r.lossless.verdict for r in found} == {"equal"}
-    for record in found:
+    assert {r.label for r in turns} == {"ar", *LABELS}
+    assert {r.lossless.verdict for r in turns} == {"equal"}
+    for record in turns:
         if record.label in LABELS and record.n_target_passes > 1:
             assert {"devices": 1, "devices_asked": 1}.items() <= record.drafter.items()
             assert 0 < record.drafter["draft_forwards"] <= record.drafter["draft_tokens"]
             assert record.n_drafted > 0
-    card = [r.drafter for r in found if r.label == "card"]
+    card = [r.drafter for r in turns if r.label == "card"]
     assert sum(counts["hits"] for counts in card) > 0
     assert {"misses", "k", "r", "target_params_x_new", "draft_params_x_new"} <= card[0].keys()
 
@@ -76,10 +76,10 @@ def test_all_of_them_run_and_say_what_they_took(execute):
     code, phased, manifest = execute("measure=phases", "measure.warmup=0", name="phases")
     assert code == 0
     assert manifest["model"]["overlap"] == "serial"
-    assert steps(phased) == steps(found)
+    assert steps(phased) == steps(turns)
     for label in LABELS:
-        own = [r for r in phased if r.label == label and r.n_target_passes > 1]
-        assert all(0 < r.phase_s["draft"] < r.decode_s for r in own)
+        drafted = [r for r in phased if r.label == label and r.n_target_passes > 1]
+        assert all(0 < r.phase_s["draft"] < r.decode_s for r in drafted)
 
 
 @pytest.mark.slow  # over a second
@@ -93,12 +93,12 @@ def test_who_drafted_during_the_pass_is_said_where_the_clock_cannot_tell(execute
 
 @pytest.mark.slow  # over a second
 def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
-    code, found, _ = execute("generation=sampling", "generation.max_new_tokens=16")
+    code, turns, _ = execute("generation=sampling", "generation.max_new_tokens=16")
     assert code == 0
-    assert {r.verifier for r in found} == {"rejection"}
-    plain = {(r.case_id, r.turn): r.output_ids for r in found if r.label == "ar"}
-    by_ratio = [r for r in found if r.label in ("sps", "pearl")]
-    for record in found:
+    assert {r.verifier for r in turns} == {"rejection"}
+    plain = {(r.case_id, r.turn): r.output_ids for r in turns if r.label == "ar"}
+    by_ratio = [r for r in turns if r.label in ("sps", "pearl")]
+    for record in turns:
         if record not in by_ratio:
             assert record.output_ids == plain[record.case_id, record.turn]
     assert any(r.output_ids != plain[r.case_id, r.turn] for r in by_ratio)
@@ -112,12 +112,12 @@ def test_entries_may_have_verifiers_of_their_own(execute):
     sampled = ["generation=sampling", "generation.temperature=0.9", "verifier=rejection"]
     names = ("block", "match")
     beside = ", ".join(f"{{method: sps, label: {name}, verifier: {name}}}" for name in names)
-    code, found, _ = execute(*sampled, f"compare=[{beside}]")
+    code, turns, _ = execute(*sampled, f"compare=[{beside}]")
     assert code == 0
     texts = {}
-    for record in found:
-        own = record.label if record.label in names else "rejection"
-        assert record.verifier == own
+    for record in turns:
+        expected = record.label if record.label in names else "rejection"
+        assert record.verifier == expected
         texts.setdefault(record.label, {})[record.key[:3]] = record.output_ids
     assert texts["match"] == texts["ar"]
     assert texts["sps"] != texts["ar"] != texts["block"]
@@ -129,10 +129,10 @@ def test_entries_may_have_verifiers_of_their_own(execute):
 
 @pytest.mark.slow  # over a second
 def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, caplog):
-    code, found, _ = execute("pair.draft.device=cuda:7", "dataset.limit=1")
+    code, turns, _ = execute("pair.draft.device=cuda:7", "dataset.limit=1")
     assert code == 0
     assert "pair.draft.device=cuda:7 is not there" in caplog.text
-    devices = [(r.drafter["devices"], r.drafter["devices_asked"]) for r in found if r.label != "ar"]
+    devices = [(r.drafter["devices"], r.drafter["devices_asked"]) for r in turns if r.label != "ar"]
     assert set(devices) == {(1, 2)}
 
 
@@ -165,17 +165,17 @@ def test_another_tokenizer_is_refused_before_weights_load(
     vocabulary["ship"], vocabulary["harbour"] = vocabulary["harbour"], vocabulary["ship"]
     file.write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
-    said = r"another tokenizer than the target: id \d+ is 'harbour' there and 'ship' here"
-    with pytest.raises(NeedsNotMet, match=said):
+    message = r"another tokenizer than the target: id \d+ is 'harbour' there and 'ship' here"
+    with pytest.raises(NeedsNotMet, match=message):
         execute(f"pair.draft.path={folder}")
-    with pytest.raises(NeedsNotMet, match=said):  # the assistant of transformers' own loop
+    with pytest.raises(NeedsNotMet, match=message):  # the assistant of transformers' own loop
         execute(
             f"pair.draft.path={folder}", "method=pld", "compare=[]", "runner=hf", name="assisted"
         )
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["pair.draft.path=nowhere"], r"pair\.draft\.path=.*no such folder"),
         (["pair=none", "pair.draft.path=null"], "pair=random_draft"),
@@ -186,8 +186,8 @@ def test_another_tokenizer_is_refused_before_weights_load(
         (["compare=[{method: union, drafters: [sps, card]}]"], "cannot hold sps and card together"),
     ],
 )
-def test_bad_input_is_refused_before_weights_load(execute, overrides, said, monkeypatch):
+def test_bad_input_is_refused_before_weights_load(execute, overrides, message, monkeypatch):
     monkeypatch.setattr(loading, "load_model", lambda *a: pytest.fail("weights were loaded"))
-    with pytest.raises(ConfigurationError, match=said) as refused:
+    with pytest.raises(ConfigurationError, match=message) as refused:
         execute(*overrides)
     assert refused.value.exit_code == 2

@@ -49,11 +49,11 @@ def failing(monkeypatch):
 
 def left(folder):
     """The records by label, the rows over the whole run, and what was left out, in notes."""
-    made, _ = records.read_records(folder)
+    turns, _ = records.read_records(folder)
     summary = jsonl.read_json(folder / records.SUMMARY)
     rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
     notes = [text for text in warning_texts(summary) if text.startswith("LEFT OUT")]
-    return Counter(r.label for r in made), rows, " ".join(notes)
+    return Counter(r.label for r in turns), rows, " ".join(notes)
 
 
 @pytest.mark.slow  # over a second
@@ -62,10 +62,10 @@ def test_who_fails_its_warm_up_is_left_out_before_anything_is_measured(
     typed, tmp_path, failing, extra
 ):
     failing(PromptLookup)
-    asked = [*typed, *extra, "measure.warmup=1"]
+    overrides = [*typed, *extra, "measure.warmup=1"]
     with interrupted_after(1):
-        run_here(asked)
-    assert run_here(asked) == 1, "resumed without it"
+        run_here(overrides)
+    assert run_here(overrides) == 1, "resumed without it"
     counts, rows, notes = left(tmp_path / "run")
     assert counts == {"ar": 7, "suffix_decoding": 7}
     assert rows.keys() == {"ar", "suffix_decoding"}
@@ -106,15 +106,15 @@ def test_a_label_that_breaks_later_keeps_what_was_measured_and_costs_the_others_
     typed, tmp_path, failing
 ):
     """Of a label that has records a failed warm-up is no reason: every failure counts."""
-    asked = [*typed, "measure.warmup=1"]
+    overrides = [*typed, "measure.warmup=1"]
     with interrupted_after(2):
-        run_here(asked)
+        run_here(overrides)
     before = {r.key for r in records.read_records(tmp_path / "run")[0]}
     failing(PromptLookup)
-    assert run_here(asked) == 1
-    made, _ = records.read_records(tmp_path / "run")
-    assert {r.key for r in made if r.status == "ok" and r.label == "pld"} <= before
-    assert len(before) == len([r for r in made if r.key in before and r.status == "ok"])
+    assert run_here(overrides) == 1
+    turns, _ = records.read_records(tmp_path / "run")
+    assert {r.key for r in turns if r.status == "ok" and r.label == "pld"} <= before
+    assert len(before) == len([r for r in turns if r.key in before and r.status == "ok"])
     _, rows, notes = left(tmp_path / "run")
     assert rows.keys() == {"ar", "suffix_decoding"}
     assert rows["suffix_decoding"]["n_cases"] == 5

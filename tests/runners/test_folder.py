@@ -238,9 +238,9 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     (tmp_path / "with_parts/tables/fast.py").write_text("ROWS = 1\n")
     parted = importlib.import_module("with_parts").Parted
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
+    manifest = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
     given = {"mine": mine, "parted": parted, "recorder": Recorder, "builtin": int}
-    write_reproduce_note(tmp_path, made, given)
+    write_reproduce_note(tmp_path, manifest, given)
     text = (tmp_path / records.REPEAT).read_text()
     assert "\npython run.py 'compare=[pld,mine]'\n" in text
     assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
@@ -249,7 +249,7 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     assert {path.relative_to(copies).as_posix() for path in copies.rglob("*.py")} == {
         "mine.py", "parted/__init__.py", "parted/tables/fast.py"
     }  # fmt: skip
-    write_reproduce_note(tmp_path, made, {}, typed=False)
+    write_reproduce_note(tmp_path, manifest, {}, typed=False)
     assert "run.py" not in (tmp_path / records.REPEAT).read_text()
 
 
@@ -259,10 +259,10 @@ def test_a_job_of_a_sweep_is_repeated_in_its_own_folder_on_its_threads(
 ):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    for swept, place in ((True, tmp_path), (None, typed[0].partition("=")[2])):
+    for swept, path in ((True, tmp_path), (None, typed[0].partition("=")[2])):
         write_reproduce_note(tmp_path, RunManifest(**ENVIRONMENT, overrides=typed, swept=swept), {})
         line = (tmp_path / records.REPEAT).read_text().split("```")[1].splitlines()[1]
-        words = shlex.split(line)
-        assert words[:3] == ["OMP_NUM_THREADS=3", "python", "run.py"]
-        folders = [word for word in words if word.startswith("output_dir=")]
-        assert folders == ([f"output_dir={place}"] if swept or len(typed) == 2 else [])
+        arguments = shlex.split(line)
+        assert arguments[:3] == ["OMP_NUM_THREADS=3", "python", "run.py"]
+        folders = [word for word in arguments if word.startswith("output_dir=")]
+        assert folders == ([f"output_dir={path}"] if swept or len(typed) == 2 else [])

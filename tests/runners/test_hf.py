@@ -29,13 +29,13 @@ def done(tmp_path):
 def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     chosen = ("pair=random_draft", "dataset.limit=3", "generation.max_new_tokens=24")
     assert execute(*chosen) == 0
-    found = done(tmp_path)
+    turns = done(tmp_path)
     labels = ["ar", "pld", "hf_generate", "hf_assisted", "hf_prompt_lookup"]
-    assert sorted({r.label for r in found}) == sorted(labels)
-    assert {r.status for r in found} == {"ok"}
-    assert {r.lossless.verdict for r in found} == {"equal"}
-    plain = {(r.case_id, r.turn): r for r in found if r.label == "ar"}
-    for record in found:
+    assert sorted({r.label for r in turns}) == sorted(labels)
+    assert {r.status for r in turns} == {"ok"}
+    assert {r.lossless.verdict for r in turns} == {"equal"}
+    plain = {(r.case_id, r.turn): r for r in turns if r.label == "ar"}
+    for record in turns:
         beside = plain[record.case_id, record.turn]
         assert record.output_ids == beside.output_ids
         assert record.finish_reason == beside.finish_reason
@@ -47,10 +47,10 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
         if record.label.startswith("hf_"):
             assert 0 < record.prefill_s < record.wall_s
             assert 0 < record.drafter_setup_s < record.decode_s
-    assisted = [r for r in found if r.label == "hf_assisted"]
+    assisted = [r for r in turns if r.label == "hf_assisted"]
     assert all(r.drafter["draft_forwards"] > 0 for r in assisted)
     assert sum(r.n_drafted for r in assisted) > 0
-    lookup = [r for r in found if r.label == "hf_prompt_lookup"]
+    lookup = [r for r in turns if r.label == "hf_prompt_lookup"]
     assert sum(r.n_target_passes for r in lookup) < sum(r.n_new - 1 for r in lookup)
     rows = jsonl.read_json(tmp_path / "run" / records.SUMMARY)["rows"]
     assert all(row["speedup"] is not None for row in rows if row["task"] == "overall")
@@ -63,13 +63,13 @@ def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
     chosen = ("method=sps", "method.gamma=3", "pair=random_draft", "generation.max_new_tokens=24")
     knobs = ("runner.hf.loops=[assisted]", "runner.hf.num_assistant_tokens=3")
     assert execute(*chosen, *knobs, "runner.hf.confidence=0", "dataset.limit=3") == 0
-    found = [r for r in done(tmp_path) if r.label in ("sps", "hf_assisted")]
+    turns = [r for r in done(tmp_path) if r.label in ("sps", "hf_assisted")]
     steps = {
-        label: {r.key[:3]: r.committed_per_step for r in found if r.label == label}
+        label: {r.key[:3]: r.committed_per_step for r in turns if r.label == label}
         for label in ("sps", "hf_assisted")
     }
     assert steps["sps"] == steps["hf_assisted"]
-    for record in found:
+    for record in turns:
         counts = record.drafter
         # Theirs drafts before the prompt's pass too.
         drafted = record.n_drafted + counts.get("drafted_with_prompt", 0)
@@ -99,7 +99,7 @@ def test_where_no_draft_can_assist_the_loop_is_left_out_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["pair=none", "runner.hf.loops=[assisted]"], "pair=random_draft"),
         (["runner.hf.loops=[assistd]"], "Did you mean 'assisted'"),
@@ -112,10 +112,10 @@ def test_where_no_draft_can_assist_the_loop_is_left_out_and_says_why(
         (["compare=[{method: pld, label: hf_generate}]"], "'hf_generate' is taken"),
     ],
 )
-def test_bad_input_is_refused(execute, tmp_path, overrides, said):
+def test_bad_input_is_refused(execute, tmp_path, overrides, message):
     with pytest.raises(ConfigurationError) as refusal:
         execute(*overrides)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert not (tmp_path / "run" / records.CASES).exists()
 
 
@@ -128,8 +128,8 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
     def noted(session, loop):
         chosen = options(session, loop)
         if loop == "assisted":
-            own = chosen["assistant_model"].generation_config
-            starts.append(own.num_assistant_tokens)
+            config = chosen["assistant_model"].generation_config
+            starts.append(config.num_assistant_tokens)
         return chosen
 
     monkeypatch.setattr(TransformersSession, "_options", noted)
@@ -139,11 +139,11 @@ def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, m
 
 
 def test_a_draft_of_another_size_is_refused(execute, monkeypatch):
-    made = draft_loading._random_network
+    make_network = draft_loading._random_network
     monkeypatch.setattr(
         draft_loading,
         "_random_network",
-        lambda random, node, vocab, device: made(random, node, vocab + 3, device),
+        lambda random, node, vocab, device: make_network(random, node, vocab + 3, device),
     )
     with pytest.raises(NeedsNotMet, match="transformers refuses"):
         execute("pair=random_draft")

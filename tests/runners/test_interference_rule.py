@@ -24,7 +24,7 @@ def turn(*case_id, wall_s=2.0, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"cpu_steal": 0.2}, "the hypervisor took 20% of the case's CPU time"),
         ({"cpu_others": 0.5}, "other processes took 50% of the case's CPU time"),
@@ -33,9 +33,9 @@ def turn(*case_id, wall_s=2.0, **changes):
         ({"cpu_steal": 0.2, "cpu_others": 0.5}, "20% of the case's CPU time; other"),
     ],
 )
-def test_each_counter_disturbs_beyond_its_limit(changes, said):
+def test_each_counter_disturbs_beyond_its_limit(changes, message):
     (why,) = interference_rule.by_counters([turn(**changes)], LIMITS).values()
-    assert said in why
+    assert message in why
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_the_cpu_is_judged_over_the_case_with_all_its_labels_and_turns_and_a_gpu
     assert judged(0.0, 0.2, 0.0) == judged(0.05, 0.0, 0.0) == set()
     assert judged(0.0, 0.5, 0.0) == judged(0.125, 0.0, 0.0) != set()
     hot = turn(label="pld").replace(gpu=[{"throttle": ["hardware_thermal"]}])
-    found = interference_rule.by_counters([turn(), hot, turn("b", cpu_steal=0.9)], LIMITS)
-    assert {key[1::2] for key in found} == {("a", "pld"), ("b", "ar")}
+    reasons = interference_rule.by_counters([turn(), hot, turn("b", cpu_steal=0.9)], LIMITS)
+    assert {key[1::2] for key in reasons} == {("a", "pld"), ("b", "ar")}
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def run_noisy(small, tmp_path, monkeypatch):
             SystemMonitor, "end", lambda self: Interference(cpu_steal=next(stolen, 0.0))
         )
         limits = ["measure.disturbed.steal=0.05", "measure.disturbed.shortest_s=0"]
-        own = [
+        extra = [
             f"output_dir={tmp_path}/run",
             "dataset.tasks=[qa,rag]",
             "dataset.order=file",
             *limits,
         ]
-        assert run_here([*small, *own], *overrides) == 0
+        assert run_here([*small, *extra], *overrides) == 0
         return tmp_path / "run"
 
     return run
@@ -177,11 +177,11 @@ def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_noisy,
     assert (row["n_cases"], row["n_disturbed"]) == (3, 0)
     conditions = jsonl.read_json(folder / records.SUMMARY)["conditions"]["disturbed turns"]
     assert "when first measured: 1 of 3 of each label; 1 case was measured again" in conditions
-    found = jsonl.read_json(folder / records.SUMMARY)["disturbed"]
-    assert (found["flagged"], found["turns_again"]) == ({"ar": 1, "pld": 1}, 2)
+    disturbed = jsonl.read_json(folder / records.SUMMARY)["disturbed"]
+    assert (disturbed["flagged"], disturbed["turns_again"]) == ({"ar": 1, "pld": 1}, 2)
     both = [r for r in done if r.case_id != "83"] + first
     plain, fast = (sum(r.decode_s for r in both if r.label == x) for x in ("ar", "pld"))
-    assert found["without_rule"]["pld"]["speedup"] == pytest.approx(plain / fast)
+    assert disturbed["without_rule"]["pld"]["speedup"] == pytest.approx(plain / fast)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_a_process_killed_while_replacing_leaves_one_measurement(run_noisy, monk
     assert sorted((r.case_id, r.attempt) for r in done) == [
         ("82", 0), ("82", 0), ("83", 1), ("83", 1), ("85", 0), ("85", 0),
     ]  # fmt: skip
-    kept = lines(folder, records.DISTURBED)
-    assert [(x["case_id"], x["label"], x["attempt"]) for x in kept] == [
+    superseded = lines(folder, records.DISTURBED)
+    assert [(x["case_id"], x["label"], x["attempt"]) for x in superseded] == [
         ("83", "pld", 0), ("83", "ar", 0),
     ]  # fmt: skip
 

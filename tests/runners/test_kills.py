@@ -190,7 +190,7 @@ def test_runs_killed_at_any_moment_end_as_one_that_was_left_alone(small, tmp_pat
         rounds += 1
         starts += len(jsonl.read_json(folder / records.MANIFEST)["starts"])
     by = [
-        ", ".join(f"{n} {what}" for what, n in Counter(kind).items())
+        ", ".join(f"{n} {name}" for name, n in Counter(kind).items())
         for kind in zip(*kills, strict=True)
     ]
     n_records, n_steps = len(expected[records.CASES]), len(expected["steps"])

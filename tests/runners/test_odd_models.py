@@ -31,9 +31,9 @@ def run(small, tmp_path, model):
     def execute(*typed, name="run"):
         folder = tmp_path / name
         code = run_here(small, f"model.path={model}", f"output_dir={folder}", *typed)
-        found = {(r.case_id, r.turn, r.label): r for r in records.read_records(folder)[0]}
+        by_turn = {(r.case_id, r.turn, r.label): r for r in records.read_records(folder)[0]}
         summary = json.loads((folder / "summary.json").read_text())
-        return code, found, " ".join(Warned(**line).text for line in summary["warnings"])
+        return code, by_turn, " ".join(Warned(**line).text for line in summary["warnings"])
 
     return execute
 
@@ -51,20 +51,20 @@ def with_template(model, template):
 @pytest.mark.parametrize("typed", [[], ["dataset.dialogue=own", "batch.size=2"]])
 def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(run, model, typed):
     with_template(model, _NO_EMPTY_ANSWER + _TEMPLATE)
-    code, found, _ = run(*typed)
+    code, by_turn, _ = run(*typed)
     assert code == 0
-    assert len(found) == 14 and all(r.status == "ok" for r in found.values())
+    assert len(by_turn) == 14 and all(r.status == "ok" for r in by_turn.values())
 
     # What the model writes first in a dialogue becomes its end: that answer is then empty.
-    firsts = {case: found[case, 0, "ar"].output_ids[0] for case in ("81", "84")}
+    firsts = {case: by_turn[case, 0, "ar"].output_ids[0] for case in ("81", "84")}
     change(model / "generation_config.json", eos_token_id=firsts["84"])
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(firsts["84"])
     tokenizer.save_pretrained(model)
     empty = {case for case, token in firsts.items() if token == firsts["84"]}
-    code, found, _ = run(*typed, name="empty")
+    code, by_turn, _ = run(*typed, name="empty")
     assert code == 1
-    failed = {key[:2] for key, record in found.items() if record.status == "failed"}
+    failed = {key[:2] for key, record in by_turn.items() if record.status == "failed"}
     assert failed == {(case, 1) for case in empty}
 
 
@@ -78,12 +78,12 @@ def test_a_token_without_embedding_fails_the_prompt_that_has_it_alone(
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.add_special_tokens({token: "<beyond>"})
     tokenizer.save_pretrained(model)
-    asked = tmp_path / "asked.txt"
-    asked.write_text("why is the <beyond> blue\ncount to seven\nthe name of the ship\n")
-    code, found, _ = run(f"dataset.path={asked}", *typed)
+    prompts = tmp_path / "asked.txt"
+    prompts.write_text("why is the <beyond> blue\ncount to seven\nthe name of the ship\n")
+    code, by_turn, _ = run(f"dataset.path={prompts}", *typed)
     assert code == 1
-    assert {key[0] for key, record in found.items() if record.status == "failed"} == {"1"}
-    assert {key[0] for key, record in found.items() if record.status == "ok"} == {"2", "3"}
+    assert {key[0] for key, record in by_turn.items() if record.status == "failed"} == {"1"}
+    assert {key[0] for key, record in by_turn.items() if record.status == "ok"} == {"2", "3"}
     errors = (tmp_path / "run" / "errors.jsonl").read_text().splitlines()
     assert {json.loads(line)["type"] for line in errors} == {"unknown_token"}
 
@@ -108,8 +108,8 @@ def test_no_prompt_ends_in_what_a_tokenizer_appends(model, template, special):
 
 def test_a_template_that_ends_in_the_end_token_is_named(run, model):
     with_template(model, "{% for m in messages %}{{ m['content'] }} </s>{% endfor %}")
-    _, found, notes = run("dataset.limit=1")
-    assert all(record.prompt_ids[-1] == 2 for record in found.values())
+    _, by_turn, notes = run("dataset.limit=1")
+    assert all(record.prompt_ids[-1] == 2 for record in by_turn.values())
     assert "prompts end in the end-of-text token" in notes
 
 

@@ -10,7 +10,7 @@ from specbench.paths import CONF_DIR
 from tests.small_run import run_here
 
 
-def made(cfg):
+def finished(cfg):
     """The jobs that were missing, each of which leaves a finished folder, and the final keys."""
     missing, keys = [], {}
     for key, job, path in jobs(cfg):
@@ -31,16 +31,16 @@ def replay(tmp_path):
 
 
 def test_answers_and_the_surface_are_made_once_for_the_same_questions(replay, tmp_path):
-    (recording, measurement), first = made(compose(replay))
+    (recording, measurement), first = finished(compose(replay))
     assert (recording.runner.name, recording.method.name) == ("offline", "ar")
     assert (recording.dataset.limit, recording.generation.max_new_tokens) == (3, 7)
     assert recording.compare == []
     assert (measurement.runner.name, measurement.method.name) == ("cost", "ar")
     assert {path.parent for path in first.values()} == {tmp_path / "recorded"}
     # Another knob of the method: the same questions, the same machine.
-    assert made(compose([*replay, "method.k=5"])) == ([], first)
+    assert finished(compose([*replay, "method.k=5"])) == ([], first)
     # Other questions are recorded anew; the surface holds.
-    assert [job.runner.name for job in made(compose([*replay, "dataset.limit=2"]))[0]] == [
+    assert [job.runner.name for job in finished(compose([*replay, "dataset.limit=2"]))[0]] == [
         "offline"
     ]
 
@@ -50,7 +50,7 @@ def test_a_run_of_the_same_job_is_used_wherever_it_lies(replay, tmp_path):
     home = tmp_path / "ngrammys_figure1" / f"ar-{run_key(cost)}"
     home.mkdir(parents=True)
     (home / "DONE").write_text("")
-    missing, keys = made(compose(replay))
+    missing, keys = finished(compose(replay))
     assert [job.runner.name for job in missing] == ["offline"]
     assert keys["surface"] == home
 

@@ -103,8 +103,8 @@ def summary():
     }
 
 
-def printed(found, folder, width):
-    jsonl.write_json(folder / records.SUMMARY, found)
+def printed(summary, folder, width):
+    jsonl.write_json(folder / records.SUMMARY, summary)
     out = io.StringIO()
     console.print_folder(folder, Console(file=out, width=width))
     return out.getvalue()
@@ -123,13 +123,13 @@ def test_the_six_columns_are_whole_at_every_width(tmp_path, width):
     assert re.split(r" {2,}", line.strip())[:5] == [
         "pld", "1.73", "1.46 [1.31, 1.60]", "1.42", "highest",
     ]  # fmt: skip
-    words = " ".join(text.split())
+    printed_text = " ".join(text.split())
     for cell in ("1.30 [1.20, 1.40]", "undecided, p", "0.205", "slower,", "p <0.001", "p 0.012"):
-        assert cell in words
-    assert ("undecided, p 0.205" in words) or width < 100
-    assert "1 near tie, 2 equal" in words or width < 100  # folded among other cells
+        assert cell in printed_text
+    assert ("undecided, p 0.205" in printed_text) or width < 100
+    assert "1 near tie, 2 equal" in printed_text or width < 100  # folded among other cells
     assert "9.99" not in text, "tasks are for another table"
-    assert f"python -m analysis.tables {tmp_path} --wide" in words
+    assert f"python -m analysis.tables {tmp_path} --wide" in printed_text
     assert text.startswith("m; d\npld is faster.") and "! LOSSY" in text
     assert "hypervisor" not in text, "it changes no decision"
 

@@ -37,7 +37,7 @@ def test_what_wandb_would_refuse_is_refused_before_the_measurement(value):
 
 def test_the_finished_runs_of_a_sweep_are_published_together(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(publish, "run_analysis", lambda *each: calls.append(each) or 3)
+    monkeypatch.setattr(publish, "run_analysis", lambda *args: calls.append(args) or 3)
     folders = [tmp_path / name for name in "abc"]
     jobs = [{"folder": str(folder), "logger": WANDB} for folder in folders]
     assert publish.publish([*jobs, {"folder": None, "logger": WANDB}]) == 0, "none is finished"
@@ -47,4 +47,4 @@ def test_the_finished_runs_of_a_sweep_are_published_together(tmp_path, monkeypat
     assert publish.publish([{"folder": str(folders[0]), "logger": {"name": "none"}}]) == 0
     assert not calls
     assert publish.publish(jobs) == 1
-    assert [each[:4] for each in calls] == [("publish", *map(str, folders[:2]), "--settings")]
+    assert [args[:4] for args in calls] == [("publish", *map(str, folders[:2]), "--settings")]

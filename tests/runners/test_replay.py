@@ -63,7 +63,7 @@ def surface(tmp_path_factory, checkpoint):
     rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
     tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
     batch = np.full((2, 2, 2, 1), 0.5)
-    found = CostSurface(
+    cost_surface = CostSurface(
         model={"name": checkpoint.name, "device": "cpu", "dtype": "float64"},
         machine={"hardware": {"cpu": "a CPU", "gpus": []}},
         prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
@@ -71,7 +71,7 @@ def surface(tmp_path_factory, checkpoint):
         batch=Grid({"k": k, "w": (0, 8), "context": contexts}, batch),
     )
     path = tmp_path_factory.mktemp("surface") / "surface.json"
-    found.write(path)
+    cost_surface.write(path)
     return path
 
 
@@ -184,12 +184,12 @@ def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
     assert run_here([*base, "method=ar", f"output_dir={tmp_path}/by_hand"]) == 0
     replay = ["runner=replay", "runner.traces=record", f"output_dir={tmp_path}/replay"]
     assert run_here([*base, *replay]) == 0
-    (made,) = (tmp_path / "recorded").glob("*")
-    assert steps(made) == steps(tmp_path / "by_hand") != {}
+    (recorded,) = (tmp_path / "recorded").glob("*")
+    assert steps(recorded) == steps(tmp_path / "by_hand") != {}
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("generation.max_new_tokens=7", "recorded with generation.max_new_tokens=16"),
         ("model.path=/other/weights", "Type model.id=/"),
@@ -200,8 +200,8 @@ def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
         ("runner.surface=/nowhere", "runner=cost"),
     ],
 )
-def test_what_contradicts_the_traces_is_refused(again, typed, said):
-    with pytest.raises(ConfigurationError, match=said) as refusal:
+def test_what_contradicts_the_traces_is_refused(again, typed, message):
+    with pytest.raises(ConfigurationError, match=message) as refusal:
         again(typed)
     assert refusal.value.exit_code == 2
 

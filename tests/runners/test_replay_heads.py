@@ -118,11 +118,11 @@ def test_a_tree_that_the_head_is_too_short_for_is_refused_before_a_run(live, wit
         CostSurface.read(surface),
         live / "tried.jsonl",
     )
-    made = [Candidate("medusa", {"levels": levels}) for levels in ([2, 1], [1] * 30)]
+    trees = [Candidate("medusa", {"levels": levels}) for levels in ([2, 1], [1] * 30)]
     other = Candidate("sps", {"gamma": 2})  # it needs the model, which only a run has
-    search.refuse_unfit([*made, other])
-    assert [one.refused for one in (made[0], other)] == ["", ""]
-    assert "each level needs a head" in made[1].refused
+    search.refuse_unfit([*trees, other])
+    assert [candidate.refused for candidate in (trees[0], other)] == ["", ""]
+    assert "each level needs a head" in trees[1].refused
 
 
 def test_states_are_those_of_the_text(live, checkpoint):
@@ -135,13 +135,13 @@ def test_states_are_those_of_the_text(live, checkpoint):
     for turns in traces.cases().values():
         for turn in turns:
             text = np.concatenate([turn.prompt_ids, turn.output_ids])[:-1]
-            found = states.read_states(
+            recorded = states.read_states(
                 turn.states, turn.prompt_ids, turn.output_ids, torch.float64, torch.device("cpu")
             )
             with torch.inference_mode():
-                wanted = model(torch.from_numpy(text)[None], output_hidden_states=True)
-            for layer, rows in found.items():
-                expected = wanted.hidden_states[layer][0]
+                outputs = model(torch.from_numpy(text)[None], output_hidden_states=True)
+            for layer, rows in recorded.items():
+                expected = outputs.hidden_states[layer][0]
                 torch.testing.assert_close(rows, expected, atol=1e-9, rtol=0)
 
 
@@ -155,8 +155,8 @@ def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path,
     (folder / "config.json").write_text(json.dumps(config))
     out = tmp_path / "run"
     typed = ["method=ar", "record=states", "dataset.limit=1", f"output_dir={out}"]
-    own = [f"++pair.heads.eagle3={folder}", "++pair.heads.medusa=/nowhere/medusa"]
-    assert run_here([*with_heads, *typed, *own]) == 0
+    head_paths = [f"++pair.heads.eagle3={folder}", "++pair.heads.medusa=/nowhere/medusa"]
+    assert run_here([*with_heads, *typed, *head_paths]) == 0
     assert load_traces(out).hidden_states == (2, frozenset((0, 1, 2)))
     assert "recording the hidden states 0, 1, 2: 0.8 kB a token" in caplog.text
     assert "pair.heads.medusa is not here" in caplog.text
@@ -190,9 +190,9 @@ def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):
     typed = ["record=states", "record_layers=[]", "dataset.limit=1", f"output_dir={final}"]
     assert run_here([*with_heads, *typed]) == 0
     assert load_traces(final).hidden_states == (2, frozenset((2,)))
-    asked = "compare=[{method: eagle3, layer_ids: [0, 1, 1]}]"
+    override = "compare=[{method: eagle3, layer_ids: [0, 1, 1]}]"
     with pytest.raises(NeedsNotMet, match=r"states 0, 1, and .* holds 2. .*record_layers=\[0, 1\]"):
-        again(asked, traces=final, out="b")
+        again(override, traces=final, out="b")
 
 
 def test_other_weights_are_refused(live, with_heads, again, checkpoint):
@@ -230,7 +230,7 @@ def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["record=stats"], "`record` must be .*'states'"),
         (["record_layers=[1]"], "needs record=states"),
@@ -238,8 +238,8 @@ def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_p
         (["record=states", "baseline=false"], "baseline=true"),
     ],
 )
-def test_recordings_that_cannot_be_are_refused(with_heads, tmp_path, typed, said):
-    with pytest.raises(ConfigurationError, match=said) as refusal:
+def test_recordings_that_cannot_be_are_refused(with_heads, tmp_path, typed, message):
+    with pytest.raises(ConfigurationError, match=message) as refusal:
         run_here([*with_heads, *typed, f"output_dir={tmp_path}/run", "dataset.limit=1"])
     assert refusal.value.exit_code == 2
 
@@ -264,9 +264,9 @@ def test_on_the_bundled_model_the_steps_are_the_live_runs_up_to_rounding(tmp_pat
     assert run_here([*typed, f"output_dir={live}"]) == 0
     replay = ["runner=replay", f"runner.traces={live}", f"output_dir={out}"]
     assert run_here([*entries, *replay], launch=None) == 0
-    found, replayed = steps(live), steps(out)
+    live_steps, replayed = steps(live), steps(out)
     total = differing = 0
-    for key, (counts, _, output, *_) in found.items():
+    for key, (counts, _, output, *_) in live_steps.items():
         # An output that a near tie led elsewhere is of another text.
         if key[3] != "ar" and output == replayed[key][2]:
             total += len(counts)

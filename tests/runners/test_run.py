@@ -83,10 +83,10 @@ def test_a_multirun_runs_all_jobs_and_exits_with_the_highest_code(start, tmp_pat
     assert jsonl.read_json(done / records.MANIFEST)["config"]["method"]["num_tokens"] == 2
 
 
-def wait_until(condition, what):
+def wait_until(condition, event):
     end = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"waited in vain for {event}"
         time.sleep(0.002)
 
 
@@ -145,8 +145,8 @@ def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(
     assert code == 130
     assert "Traceback" not in output
     assert jsonl.read_json(folder / records.MANIFEST)["status"] == "interrupted"
-    found, truncated = records.read_records(folder)
+    turns, truncated = records.read_records(folder)
     assert not truncated
-    assert len(found) % 2 == 0
+    assert len(turns) % 2 == 0
     assert not (folder / ".lock.json").exists()
     json.loads((folder / records.MANIFEST).read_text())

@@ -24,24 +24,24 @@ CASES = [f"c{i}" for i in range(8)]
 
 
 def test_settings_fill_the_space_and_begin_alike():
-    found = settings(SPACE, 48, seed=0)
-    assert found[:2] == [{}, {"n": 1, "m": 0, "kind": "a"}]
-    assert len({json.dumps(knobs, sort_keys=True) for knobs in found}) == 48
-    assert found[:10] == settings(SPACE, 10, seed=0) != settings(SPACE, 10, seed=1)
-    assert {knobs["m"] for knobs in found[1:]} == {0, 1, 2}
-    counts = Counter(knobs["kind"] for knobs in found[1:])
+    tried = settings(SPACE, 48, seed=0)
+    assert tried[:2] == [{}, {"n": 1, "m": 0, "kind": "a"}]
+    assert len({json.dumps(knobs, sort_keys=True) for knobs in tried}) == 48
+    assert tried[:10] == settings(SPACE, 10, seed=0) != settings(SPACE, 10, seed=1)
+    assert {knobs["m"] for knobs in tried[1:]} == {0, 1, 2}
+    counts = Counter(knobs["kind"] for knobs in tried[1:])
     assert min(counts.values()) > 15
     # By doublings: about as many from 1 to 5 as from 6 to 32.
-    small = sum(knobs["n"] <= 5 for knobs in found[1:])
+    small = sum(knobs["n"] <= 5 for knobs in tried[1:])
     assert 15 < small < 32
-    assert {knobs["n"] for knobs in found[1:]} <= set(range(1, 33))
+    assert {knobs["n"] for knobs in tried[1:]} <= set(range(1, 33))
 
 
 def test_a_small_space_is_tried_whole_and_refused_settings_are_replaced():
     assert len(settings({"kind": ["a", "b", "c"]}, 16, 0)) == 4
-    found = settings(SPACE, 8, 0, usable=lambda knobs: knobs["m"] == 1)
-    assert len(found) == 8
-    assert {knobs["m"] for knobs in found[1:]} == {1}
+    tried = settings(SPACE, 8, 0, usable=lambda knobs: knobs["m"] == 1)
+    assert len(tried) == 8
+    assert {knobs["m"] for knobs in tried[1:]} == {1}
 
 
 def test_settings_are_written_as_they_are_typed():
@@ -59,12 +59,12 @@ def priced(speed):
     """A measure in which a setting takes a second over its speed; plain decoding takes one."""
 
     def measure(candidates, cases):
-        for one in candidates:
-            if one.knobs.get("bad"):
-                one.refused = "bad"
+        for candidate in candidates:
+            if candidate.knobs.get("bad"):
+                candidate.refused = "bad"
                 continue
             for case in cases:
-                one.costs.setdefault(case, CaseCost(10, 1 / speed(one, case), 10, 1.0))
+                candidate.costs.setdefault(case, CaseCost(10, 1 / speed(candidate, case), 10, 1.0))
 
     return measure
 
@@ -73,34 +73,34 @@ def priced(speed):
 def test_the_best_of_all_is_found_where_cases_agree(seed):
     rng = np.random.default_rng(seed)
     speeds = {"a": rng.random(13) + 0.5, "b": rng.random(13) + 0.5}
-    made = {m: [Candidate(m, {"i": i}) for i in range(13)] for m in speeds}
-    measure = priced(lambda one, case: speeds[one.method][one.knobs["i"]])
-    best = successive_halving(made, CASES, measure)
+    candidates = {m: [Candidate(m, {"i": i}) for i in range(13)] for m in speeds}
+    measure = priced(lambda item, case: speeds[item.method][item.knobs["i"]])
+    best = successive_halving(candidates, CASES, measure)
     for method, values in speeds.items():
         assert best[method][0].knobs["i"] == int(np.argmax(values))
         assert best[method][0].speedup(CASES) == pytest.approx(values.max())
         # 13 on 2 cases, 7 on 4, 4 on 8; the first one goes through.
-        assert all(candidate.costs for candidate in made[method])
-        effort = sum(len(candidate.costs) for candidate in made[method])
+        assert all(candidate.costs for candidate in candidates[method])
+        effort = sum(len(candidate.costs) for candidate in candidates[method])
         assert 13 * 2 + 7 * 2 + 4 * 4 <= effort <= 13 * 2 + 8 * 2 + 5 * 4
-        assert made[method][0] in best[method]
+        assert candidates[method][0] in best[method]
 
 
 def test_what_was_only_good_at_first_is_given_up():
     """Later cases decide: a setting that leads on the first two loses to one that is steady."""
-    made = {"a": [Candidate("a", {"i": i}) for i in range(4)]}
-    early = priced(lambda one, case: 3.0 if (one.knobs["i"] == 1) == (case in CASES[:2]) else 1.2)
-    best = successive_halving(made, CASES, early)
-    truth = {i: made["a"][i].speedup(CASES) for i in (0, 1)}
+    candidates = {"a": [Candidate("a", {"i": i}) for i in range(4)]}
+    early = priced(lambda item, case: 3.0 if (item.knobs["i"] == 1) == (case in CASES[:2]) else 1.2)
+    best = successive_halving(candidates, CASES, early)
+    truth = {i: candidates["a"][i].speedup(CASES) for i in (0, 1)}
     assert best["a"][0].knobs["i"] == max(truth, key=truth.get) == 0
 
 
 def test_refused_settings_are_never_chosen():
-    made = {
+    candidates = {
         "a": [Candidate("a", {}), Candidate("a", {"bad": 1})],
         "b": [Candidate("b", {"bad": 1})],
     }
-    best = successive_halving(made, CASES, priced(lambda one, case: 2.0))
+    best = successive_halving(candidates, CASES, priced(lambda item, case: 2.0))
     assert [candidate.knobs for candidate in best["a"]] == [{}]
     assert best["b"] == []
 

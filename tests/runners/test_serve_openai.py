@@ -52,8 +52,8 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(
     drafted = [r for r in records if r.label != "ar"]
     if script is SCRIPT:  # else the two answers are not of one length
         assert row(summary, "openai_eagle3")["lossless"]["equal"] == len(records) // 2
-    known = single if per_request and single else ()
-    assert {tuple(r.committed_per_step) for r in drafted} == {known}
+    expected = single if per_request and single else ()
+    assert {tuple(r.committed_per_step) for r in drafted} == {expected}
     assert {r.n_target_passes for r in drafted} == {4 if script is SCRIPT else 3}
     version = {"vllm": "vLLM 0.30.1", "sglang": "SGLang 0.6.2"}[engine]
     assert {r.engine for r in records} == {version}
@@ -78,8 +78,8 @@ def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, f
         serving(faults=[500] * faults, **SCRIPT) as (drafting, _),
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
-        asked = [*where, "server.speculation=eagle3", "server.retry_wait_s=0"]
-        code, records, summary = run(out, *asked, f"measure.warmup={warmup}")
+        overrides = [*where, "server.speculation=eagle3", "server.retry_wait_s=0"]
+        code, records, summary = run(out, *overrides, f"measure.warmup={warmup}")
     assert code == 1
     assert {row["label"] for row in summary["rows"]} == {"ar"}
     assert row(summary, "ar")["n_cases"] == len({r.case_id for r in records})
@@ -158,12 +158,12 @@ def test_a_batch_that_lost_an_answer_has_no_time(tmp_path):
         serving(engine="other", mutate=saying(old, new, 1)) as (drafting, _),
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
-        words = ["server.speculation=mtp", "dataset.tasks=[qa]", "server.concurrency=2"]
-        _, records, summary = run(tmp_path / "r", *where, *words, "generation.max_new_tokens=16")
+        extra = ["server.speculation=mtp", "dataset.tasks=[qa]", "server.concurrency=2"]
+        _, records, summary = run(tmp_path / "r", *where, *extra, "generation.max_new_tokens=16")
     times = {(r.label, r.status): r.served and r.served.batch_s for r in records}
     assert times[("openai_mtp", "failed")] is times[("openai_mtp", "ok")] is None
     assert times[("ar", "ok")] > 0
-    assert [found["system_tokens_per_s"] for found in summary["served"]] == [None, None]
+    assert [served["system_tokens_per_s"] for served in summary["served"]] == [None, None]
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -175,13 +175,13 @@ def test_a_case_whose_server_miscounts_fails_and_the_others_stand(tmp_path, lie)
         serving(engine="other", mutate=saying(old, new, n_honest)) as (drafting, _),
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
-        words = ["server.speculation=mtp", "dataset.tasks=[qa]", "generation.max_new_tokens=16"]
-        code, records, summary = run(out, *where, *words)
+        extra = ["server.speculation=mtp", "dataset.tasks=[qa]", "generation.max_new_tokens=16"]
+        code, records, summary = run(out, *where, *extra)
     assert code == 1
     failed = [r for r in records if r.status == "failed"]
-    told = errors(out)
-    assert [e["type"] for e in told] == ["bad_count"] * len(failed) == ["bad_count"]
-    assert re.search(says, told[0]["message"])
+    failures = errors(out)
+    assert [e["type"] for e in failures] == ["bad_count"] * len(failed) == ["bad_count"]
+    assert re.search(says, failures[0]["message"])
     lost = {r.case_id for r in failed}
     assert len(lost) == len({r.case_id for r in records}) - n_honest
     assert row(summary, "openai_mtp")["n_cases"] == n_honest
@@ -192,14 +192,14 @@ def test_a_case_whose_server_miscounts_fails_and_the_others_stand(tmp_path, lie)
 def test_a_repeat_that_counts_otherwise_fails_also_after_a_resume(tmp_path):
     out, old, new = tmp_path / "r", b'"completion_tokens": 12', b'"completion_tokens": 14'
     with serving(engine="other") as (url, fake):
-        words = [f"server.base_url={url}", "repeats=2", "dataset.tasks=[qa]"]
-        assert run(out, *words)[0] == 0
+        extra = [f"server.base_url={url}", "repeats=2", "dataset.tasks=[qa]"]
+        assert run(out, *extra)[0] == 0
         for name in ("DONE", "summary.json"):
             (out / name).unlink()
         whole = (out / "cases.jsonl").read_text().splitlines(keepends=True)
         (out / "cases.jsonl").write_text("".join(whole[: len(whole) // 2]))
         fake.mutate = saying(old, new)
-        code, records, _ = run(out, *words)
+        code, records, _ = run(out, *extra)
     assert code == 1
     assert [(r.repeat, r.status) for r in records] == [
         *[(0, "ok")] * (len(whole) // 2),
@@ -211,9 +211,9 @@ def test_a_repeat_that_counts_otherwise_fails_also_after_a_resume(tmp_path):
 def test_a_server_that_never_ends_fails_the_case_alone(tmp_path):
     out = tmp_path / "r"
     with serving(broken=broken.ALL["dripping tokens"]) as (url, fake):
-        words = ["server.timeout_s=0.3", "server.retries=0", "dataset.tasks=[qa]"]
+        extra = ["server.timeout_s=0.3", "server.retries=0", "dataset.tasks=[qa]"]
         fake.heals_after = 1
-        code, records, _ = run(out, f"server.base_url={url}", *words)
+        code, records, _ = run(out, f"server.base_url={url}", *extra)
     assert code == 1
     assert [r.status for r in records] == ["failed", "ok"]
     assert [e["type"] for e in errors(out)] == ["timeout"]
@@ -228,8 +228,8 @@ def test_the_key_is_not_in_a_file_or_on_the_terminal(tmp_path, monkeypatch, caps
     monkeypatch.setenv("MY_KEY", KEY)
     out = tmp_path / "r"
     with serving(key=KEY, broken=broken.ALL[echo], version=f"1.0 {KEY}") as (url, _):
-        words = ["server.api_key_env=MY_KEY", "server.retries=0", "dataset.limit=1"]
-        run(out, f"server.base_url={url}", *words)
+        extra = ["server.api_key_env=MY_KEY", "server.retries=0", "dataset.limit=1"]
+        run(out, f"server.base_url={url}", *extra)
     printed = capsys.readouterr()
     written = "".join(p.read_bytes().decode(errors="replace") for p in out.iterdir())
     for text in (written, printed.out, printed.err, caplog.text):
@@ -244,10 +244,10 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
         code, _, summary = run(tmp_path / "r", *where, "server.speculation=mtp")
-    found = row(summary, "openai_mtp")
+    drafted = row(summary, "openai_mtp")
     assert code == 0
-    assert found["mat"] is None
-    assert found["speedup"] > 0
+    assert drafted["mat"] is None
+    assert drafted["speedup"] > 0
     assert "did not say its steps" in capsys.readouterr().out
 
 
@@ -271,7 +271,7 @@ def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first
 @pytest.mark.slow  # over a second
 @pytest.mark.parametrize("engine", ["vllm", "other"])
 def test_answers_whose_tokens_come_together_count_in_no_decode_speed(tmp_path, engine):
-    def asked(folder, n_together):
+    def run_together(folder, n_together):
         with (
             serving(engine=engine, wait_s=0.01) as (plain, _),
             serving(engine=engine, wait_s=0.01, firsts=[12] * n_together) as (drafting, _),
@@ -279,14 +279,14 @@ def test_answers_whose_tokens_come_together_count_in_no_decode_speed(tmp_path, e
             where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
             return run(tmp_path / folder, *where, "server.speculation=mtp")
 
-    code, records, summary = asked("some", 3)
+    code, records, summary = run_together("some", 3)
     assert code == 0
     assert {(r.status, r.n_new) for r in records} == {("ok", 12)}
     assert sum(not r.n_decoded for r in records) == 3
     assert [row["user_tokens_per_s"] > 0 for row in summary["served"]] == [True, True]
     assert summary["served"][1]["user_tokens_per_s"] < 120
     assert any("openai_mtp" in text and "3 turns" in text for text in warning_texts(summary))
-    code, records, summary = asked("all", 99)
+    code, records, summary = run_together("all", 99)
     assert code == 0
     assert row(summary, "openai_mtp")["speedup"] is None
     assert any("openai_mtp" in text and "stream" in text for text in warning_texts(summary))
@@ -316,14 +316,14 @@ def test_a_dialogue_quotes_answers_and_no_reasoning(tmp_path, thoughts, text, qu
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "other"])
 def test_arguments_of_the_chat_template_are_sent_and_other_templates_refused(tmp_path, engine):
     with serving(engine=engine) as (url, fake):
-        words = [f"server.base_url={url}", "dataset.limit=1"]
+        extra = [f"server.base_url={url}", "dataset.limit=1"]
         kwargs = "+model.template_kwargs={enable_thinking: false, date_string: 26 Jul 2024}"
-        code, _, _ = run(tmp_path / "r", *words, kwargs)
+        code, _, _ = run(tmp_path / "r", *extra, kwargs)
         sent = [body.get("chat_template_kwargs") for _, body in fake.asked]
         assert code == 0
         assert sent == [{"enable_thinking": False, "date_string": "26 Jul 2024"}] * len(sent)
         fake.asked.clear()
-        run(tmp_path / "s", *words)
+        run(tmp_path / "s", *extra)
         assert not any("chat_template_kwargs" in body for _, body in fake.asked)
     assert RunManifest.read(tmp_path / "r").setting("model", "template_kwargs") == sent[0]
 
@@ -371,8 +371,8 @@ def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
             (out / name).unlink()
         (out / "cases.jsonl").write_text("".join(whole[:-1]))
         # Other limits are the same run's.
-        words = ["dataset.limit=3", "server.timeout_s=100", "server.answer_mb=9"]
-        _, records, _ = run(out, f"server.base_url={url}", *words)
+        extra = ["dataset.limit=3", "server.timeout_s=100", "server.answer_mb=9"]
+        _, records, _ = run(out, f"server.base_url={url}", *extra)
     assert len(records) == len(whole)
     assert n_asked < len(fake.asked) < 2 * n_asked
 
@@ -392,14 +392,14 @@ def test_the_manifest_says_who_answered_and_the_key_is_written_nowhere(
     printed = capsys.readouterr()
     assert KEY not in printed.out + printed.err
     manifest = RunManifest.read(tmp_path / "sglang")
-    said = manifest.servers["ar"]
-    assert (said["engine"], said["numerics"]) == ("SGLang 0.6.2", "bfloat16, fp8")
-    assert said["flags"]["speculative_algorithm"] == "EAGLE3"
+    server = manifest.servers["ar"]
+    assert (server["engine"], server["numerics"]) == ("SGLang 0.6.2", "bfloat16, fp8")
+    assert server["flags"]["speculative_algorithm"] == "EAGLE3"
     assert manifest.model.dtype == "bfloat16, fp8"
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("extra", "says"),
     [
         (["method=pld"], "server.speculation=ngram_simple"),
         (["method.leader_len=2"], "server.speculation=ngram_simple"),
@@ -427,10 +427,10 @@ def test_the_manifest_says_who_answered_and_the_key_is_written_nowhere(
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_with_what_to_type(tmp_path, words, says):
+def test_what_cannot_be_is_refused_with_what_to_type(tmp_path, extra, says):
     with serving() as (url, _), pytest.raises(ConfigurationError) as error:
-        words = [word.replace("URL", url) for word in words]
-        run(tmp_path / "r", f"server.base_url={url}", *words)
+        extra = [word.replace("URL", url) for word in extra]
+        run(tmp_path / "r", f"server.base_url={url}", *extra)
     assert says in str(error.value)
     assert "secret" not in str(error.value)
 
@@ -452,11 +452,11 @@ def test_a_file_that_is_no_model_is_refused_with_what_to_type(tmp_path, key, con
         path.mkdir()
     elif content is not None:
         path.write_bytes(content)
-    words = ["runner=serve", "server=llamacpp", f"server.{key}={path}", "server.speculation=draft"]
+    extra = ["runner=serve", "server=llamacpp", f"server.{key}={path}", "server.speculation=draft"]
     if key == "gguf":
-        words.append(f"server.draft_gguf={path}")
+        extra.append(f"server.draft_gguf={path}")
     with pytest.raises(ConfigurationError, match=rf"server\.{key} .*FILE.*{says}"):
-        execute(compose([*words, f"output_dir={tmp_path / 'r'}"]), Invocation(tuple(words)))
+        execute(compose([*extra, f"output_dir={tmp_path / 'r'}"]), Invocation(tuple(extra)))
 
 
 def test_no_server_is_said_before_anything_is_written(tmp_path):
@@ -468,10 +468,10 @@ def test_no_server_is_said_before_anything_is_written(tmp_path):
 
 
 def test_a_server_needs_its_runner_and_the_runner_a_server(tmp_path):
-    for words, says in (
+    for extra, says in (
         (["runner=serve"], "server=llamacpp"),
         (["server=llamacpp"], "runner=serve"),
     ):
-        cfg = compose([*words, f"output_dir={tmp_path / 'r'}"])
+        cfg = compose([*extra, f"output_dir={tmp_path / 'r'}"])
         with pytest.raises(ConfigurationError, match=says):
-            execute(cfg, Invocation(tuple(words)))
+            execute(cfg, Invocation(tuple(extra)))

@@ -35,19 +35,19 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
     compare = "compare=[{method: ar, eager: true, label: slow}]"
     extra = ["engine=graph", "measure.exclusive=false", compare]
     run_here([*small, *extra, f"output_dir={tmp_path}/run"], launch=prepare)
-    made = seen["session"]
+    live_session = seen["session"]
     plain = next(run.drafter for run in seen["runs"] if run.drafter.needs.eager)
-    assert isinstance(made._target, GraphTarget)
+    assert isinstance(live_session._target, GraphTarget)
     prompt = np.arange(250) % 30 + 3
-    assert made._eager_target.cache.max_len == 256
-    result = made.decode(prompt, plain, seed=0, max_new_tokens=4)
-    assert made._eager_target.cache.max_len == 512
-    assert result.output_ids == made.plain(prompt, 4).tolist()
+    assert live_session._eager_target.cache.max_len == 256
+    result = live_session.decode(prompt, plain, seed=0, max_new_tokens=4)
+    assert live_session._eager_target.cache.max_len == 512
+    assert result.output_ids == live_session.plain(prompt, 4).tolist()
 
-    for target in (made._target, made._eager_target):
+    for target in (live_session._target, live_session._eager_target):
         target.cache.storage[:] = torch.nan
-    made.recover(RuntimeError(), "a turn", "nothing")
-    for target in (made._target, made._eager_target):
+    live_session.recover(RuntimeError(), "a turn", "nothing")
+    for target in (live_session._target, live_session._eager_target):
         assert not target.cache.storage.any()
 
 
@@ -75,20 +75,20 @@ def test_the_manifest_holds_the_self_checks(small, tmp_path):
     extra = ["method=sps", "pair=random_draft", "measure.exclusive=false", "dataset.limit=1"]
     assert run_here([*small, *extra, f"output_dir={tmp_path}/run"]) == 0
     model = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]
-    for found in (model["self_check"], model["drafts"]["sps"]["self_check"]):
-        assert max(found["difference"].values()) <= found["tolerance"] < 1e-4
+    for check in (model["self_check"], model["drafts"]["sps"]["self_check"]):
+        assert max(check["difference"].values()) <= check["tolerance"] < 1e-4
 
 
 def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monkeypatch):
     """Their ``speed.py`` in three lines, with the model's own tokenizer."""
-    kept = []
+    loaded = []
     real = loading.load_tokenizer
-    monkeypatch.setattr(loading, "load_tokenizer", lambda *a: kept.append(real(*a)) or kept[-1])
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *a: loaded.append(real(*a)) or loaded[-1])
     run_here([*small, "method=pld", "estimator=specbench_exact", f"output_dir={tmp_path}/run"])
     assert spec_bench.main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     ar, pld = (jsonl.read_jsonl(path)[0] for path in sorted((tmp_path / "out").iterdir()))
     ar, pld = ([line["choices"][0] for line in lines] for lines in (ar, pld))
-    tokens = [sum(len(kept[0](text).input_ids) - 1 for text in answer["turns"]) for answer in ar]
+    tokens = [sum(len(loaded[0](text).input_ids) - 1 for text in answer["turns"]) for answer in ar]
     assert min(tokens) <= 0, "an answer without text, which they average in"
     plain = np.mean([n / sum(answer["wall_time"]) for n, answer in zip(tokens, ar, strict=True)])
     speed = np.mean([sum(answer["new_tokens"]) / sum(answer["wall_time"]) for answer in pld])
@@ -160,14 +160,14 @@ def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
 ):
     if extra != ["model.device=cpu"]:
         request.getfixturevalue("on_graphs")
-    found = []
+    actual = []
 
     def note(_work, job):
-        found.extend(with_eager_baseline(job).labels)
+        actual.extend(with_eager_baseline(job).labels)
         return 0
 
     run_here(overrides(small, tmp_path / "run", *extra), launch=note)
-    assert found == labels
+    assert actual == labels
 
 
 def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(small, tmp_path, on_graphs):
@@ -180,23 +180,23 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(small, tmp_pat
     run(small, tmp_path / "run", *extra)
     assert passes()["eager"] == {"141 rows": "more than 128 rows"}
     # Whoever reads its numbers reads of it, on the terminal and in a table.
-    said = "% of random_drafts's target passes ran without a CUDA graph"
-    assert said in " ".join(warning_texts(jsonl.read_json(tmp_path / "run" / records.SUMMARY)))
+    warning = "% of random_drafts's target passes ran without a CUDA graph"
+    assert warning in " ".join(warning_texts(jsonl.read_json(tmp_path / "run" / records.SUMMARY)))
     assert tables.main([str(tmp_path / "run"), "-o", str(tmp_path / "tables")]) == 0
     written = "".join(p.read_text() for p in (tmp_path / "tables").rglob("*.md"))
-    assert said in written
+    assert warning in written
 
 
 def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs):
     folder = tmp_path / "run"
     run(small, folder, "dataset.limit=2", "engine.eager_baseline=false")
     (folder / records.DONE).unlink()
-    kept = (folder / records.CASES).read_text().splitlines(keepends=True)
-    (folder / records.CASES).write_text("".join(kept[: len(kept) // 2]))
+    lines = (folder / records.CASES).read_text().splitlines(keepends=True)
+    (folder / records.CASES).write_text("".join(lines[: len(lines) // 2]))
     assert run(small, folder, "dataset.limit=2") == ["ar", "pld"]
     again = (folder / records.CASES).read_text()
     assert "ar_eager" not in again
-    assert len(again.splitlines()) == len(kept)
+    assert len(again.splitlines()) == len(lines)
 
 
 @pytest.mark.slow  # over a second

@@ -86,10 +86,10 @@ def measure(overrides, faults, memory):
 
 def exit_code(folder, overrides, faults):
     """Of a run in a process of its own, whose memory is nobody else's."""
-    what = [*overrides, f"output_dir={folder}"]
+    arguments = [*overrides, f"output_dir={folder}"]
     memory = folder.with_name(f"{folder.name}-memory")
     process = multiprocessing.get_context("spawn").Process(
-        target=measure, args=(what, faults, memory)
+        target=measure, args=(arguments, faults, memory)
     )
     process.start()
     process.join()
@@ -98,11 +98,11 @@ def exit_code(folder, overrides, faults):
 
 @pytest.fixture
 def overrides(small, tmp_path):
-    words = [word for word in _WORDS.split() if word not in ("user", "assistant")]
+    vocab = [word for word in _WORDS.split() if word not in ("user", "assistant")]
     questions = tmp_path / "thousand.jsonl"
     with questions.open("w") as file:
         for i in range(N_CASES):
-            text = " ".join(words[(i * k + k * k) % len(words)] for k in range(1, 7 + i % 5))
+            text = " ".join(vocab[(i * k + k * k) % len(vocab)] for k in range(1, 7 + i % 5))
             case = {"question_id": i, "category": ("qa", "rag")[i % 2], "turns": [text]}
             file.write(json.dumps(case) + "\n")
     return [*small, f"dataset.path={questions}", "generation.max_new_tokens=8"]
@@ -111,9 +111,9 @@ def overrides(small, tmp_path):
 def by_key(folder):
     lines, truncated = jsonl.read_jsonl(folder / records.CASES)
     assert not truncated
-    found = {(x["repeat"], x["case_id"], x["turn"], x["label"]): without_times(x) for x in lines}
-    assert len(found) == len(lines), "a record is there twice"
-    return found
+    by_turn = {(x["repeat"], x["case_id"], x["turn"], x["label"]): without_times(x) for x in lines}
+    assert len(by_turn) == len(lines), "a record is there twice"
+    return by_turn
 
 
 def resident(path: Path):

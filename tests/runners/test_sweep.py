@@ -16,14 +16,14 @@ from specbench.results import records
 @pytest.fixture
 def commands(monkeypatch):
     """The commands that were to summarize jobs."""
-    made = []
+    calls = []
 
     def run(command, **_):
-        made.append(command)
+        calls.append(command)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run)
-    return made
+    return calls
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def ended(tmp_path, monkeypatch):
     (tmp_path / ".ended").mkdir()
     (tmp_path / "theirs").mkdir()
 
-    def made(jobs, typed=None):
+    def run_jobs(jobs, typed=None):
         jobs = list(jobs)
         sweep.remove_outcomes()
         (tmp_path / ".ended").mkdir(exist_ok=True)
@@ -47,11 +47,11 @@ def ended(tmp_path, monkeypatch):
         for number, job in jobs:
             at = {"runtime": {"output_dir": str(tmp_path / ".ended")}, "job": {"num": number}}
             hydra = OmegaConf.create({**node, **at})
-            monkeypatch.setattr(HydraConfig, "get", lambda found=hydra: found)
+            monkeypatch.setattr(HydraConfig, "get", lambda config=hydra: config)
             sweep.save_outcome(*job)
         return sweep.outcomes()
 
-    yield made
+    yield run_jobs
     sweep.remove_outcomes()
     assert not sweep.outcomes() and not (tmp_path / ".ended").exists()
     assert (tmp_path / "theirs").exists()  # whoever else keeps something there
@@ -68,16 +68,16 @@ def job(folder: Path, *overrides, code=0, error="", done=True):
 def test_outcomes_are_found_once_and_in_the_order_of_the_jobs(ended):
     jobs = {n: (2, (f"+seed={n}", "~debug"), None if n else Path("x"), "no") for n in range(11)}
     numbers = (10, *range(10), 3)  # one was put back into the queue, and ended twice
-    found = ended((n, jobs[n]) for n in numbers)
-    assert [outcome["typed"] for outcome in found] == [{"seed": str(n)} for n in range(11)]
+    outcomes = ended((n, jobs[n]) for n in numbers)
+    assert [outcome["typed"] for outcome in outcomes] == [{"seed": str(n)} for n in range(11)]
     first = {"code": 2, "typed": {"seed": "0"}, "folder": "x", "error": "no", "logger": None}
-    assert found[0] == first
+    assert outcomes[0] == first
 
 
 @pytest.mark.parametrize("there", [(), (0,), (1, 2)])
 def test_a_job_that_left_nothing_has_failed(ended, there, tmp_path):
-    found = ended(((n, job(tmp_path / f"{n}")) for n in there), "seed=0,1,2")
-    assert [outcome["code"] for outcome in found] == [0 if n in there else 1 for n in range(3)]
+    outcomes = ended(((n, job(tmp_path / f"{n}")) for n in there), "seed=0,1,2")
+    assert [outcome["code"] for outcome in outcomes] == [0 if n in there else 1 for n in range(3)]
     assert len(sweep.outcomes(whole=False)) == len(there)  # something ended the sweep itself
 
 
@@ -89,9 +89,9 @@ def test_one_job_is_no_sweep(ended, commands, tmp_path, capsys):
 
 def test_a_sweep_is_summarized_beside_its_jobs_and_always_there(ended, commands, tmp_path, capsys):
     jobs = [job(tmp_path / f"pld-{n}", f"method.num_tokens={n}") for n in (1, 2)]
-    found = ended(enumerate(jobs))
-    sweep.finish(found)
-    sweep.finish(found[::-1])
+    outcomes = ended(enumerate(jobs))
+    sweep.finish(outcomes)
+    sweep.finish(outcomes[::-1])
     (first, second) = commands
     assert first[:3] == [sys.executable, "-m", "analysis.sweep"]
     assert first[3:5] == [str(tmp_path / "pld-1"), str(tmp_path / "pld-2")]
