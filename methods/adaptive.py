@@ -1,56 +1,56 @@
-"""Adaptive drafts: how much of another method's draft is verified is decided step by step.
+"""Adaptive drafts: decide at each step how much of another method's draft to verify.
 
-Four published rules, each a ``policy``, around one drafter that says how likely its nodes are
+Four published rules, each a ``policy``, around one drafter that reports how likely its nodes are
 (``DraftTree.path_probs``: a draft model's probabilities, a suffix tree's counts):
 
 threshold   transformers' assisted generation since 4.45. Reference code studied:
             huggingface/transformers 5.23, ``generation/candidate_generator.py``
-            (``AssistedCandidateGenerator``) and ``ConfidenceCriteria``. The draft ends behind a
-            token less likely than ``confidence``. Of the tokens that the target judged, once more
-            than five hold accepted and rejected ones, the threshold becomes the one with the least
-            false positives + 3 times false negatives (where scikit-learn is installed there).
+            (``AssistedCandidateGenerator``) and ``ConfidenceCriteria``. The draft ends after a
+            token less likely than ``confidence``. Once the target has judged more than five
+            tokens, accepted and rejected ones, the threshold becomes the one with the fewest false
+            positives + 3 times false negatives (there: if scikit-learn is installed).
 survival    SpecDec++, arXiv 2405.19715; Kaffaljidhmah2/SpecDec_pp ``hf_generation.py``. The draft
-            ends behind the token at which the product of the probabilities is below ``least`` (1 -
+            ends after the token at which the product of the probabilities is below ``least`` (1 -
             its ``stop_threshold``), but not before ``shortest`` tokens.
 marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             ``v1/worker/gpu/spec_decode/adaptive_verification.py``, for one sequence: as many of the
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
-            buys a node while its survival times a plain step's time is above its own price.
-            With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
-            decoded at once, and trusted as far as the group's last nodes were right; without it
-            each text pays alone. Every 8 steps the group asks the surface whether a token of each
-            would pay that is right as often as they were, and drafts nothing where it would not.
-            A text that is last and of whose drafts no node pays rests for some steps.
+            takes a node while its survival times an AR step's time exceeds its verification cost.
+            With ``batch.budget=global`` nodes are chosen over the drafts of all sequences that are
+            decoded at once, and scaled by the acceptance of the group's last nodes; without it
+            each sequence pays alone. Every 8 steps the group checks on the surface whether a token
+            each would pay at that acceptance, and drafts nothing if not.
+            A sequence that is last and whose drafts do not pay rests for some steps.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
 
-A step whose draft is cut to nothing is the step of plain decoding; what the drafter did for it is
-paid all the same. ``offered_per_step`` in the records is what it drafted, ``n_drafted`` what was
-verified. Draft models that draft token by token (sps) stop by the first two rules, and the bandit's
-depth, before they draft more; other drafts are cut when they are done.
+A step whose draft is cut to nothing is an AR step, plus the time of drafting. In the records
+``offered_per_step`` counts drafted tokens and ``n_drafted`` verified ones. Draft models that draft
+token by token (sps) stop early by the first two rules and by the bandit's depth; other drafts are
+cut when they are complete.
 Where ours differs, and why:
-    - All rules take trees: a rule judges a node's path; what the target judged are the children of
-      accepted nodes. For chains this is what the codes do.
+    - All rules take trees: a rule judges a node's path, and the target has judged the children of
+      accepted nodes. For chains this equals the reference codes.
     - threshold: transformers' documentation says that the threshold lasts over calls; its code
-      works on a copy that ends with the call, and so does ours with the turn.
-    - survival: SpecDec++ has a trained head say how likely a token is, a token late (it reads the
-      state of the token that was fed). Ours goes by the drafter's own probability, at once.
-    - marginal: the price comes from a cost surface of this machine, measured beforehand, not from a
-      profile at start; of one sequence the probabilities are this step's own, where vLLM sizes a
-      batch by the last step's.
-    - A draft that was drawn must not be cut before a token because of that token: what is left
-      would be biased. There ``marginal`` is ``plain`` and, like the first two, cuts behind.
+      works on a copy that ends with the call. Ours ends with the turn.
+    - survival: SpecDec++ trains a head that estimates how likely a token is, one token late (it
+      reads the state of the token that was fed). Ours uses the drafter's probability, at once.
+    - marginal: the cost comes from a cost surface of this machine, measured beforehand, not from a
+      profile at start; for one sequence we use this step's probabilities, where vLLM sizes a batch
+      by the last step's.
+    - A sampled draft must not be cut before a token because of that token: the rest would be
+      biased. There ``marginal`` is ``plain`` and, like the first two, cuts after the token.
     - bandit: the code divides its exploration by the steps of all arms together, so that the bonus
-      is the same for all and the arm with the best mean is always taken (``counts: all``);
-      ``arm`` is UCB1's. ``reward: priced`` takes a step's price from a surface, which can be
-      replayed; measured seconds cannot.
-Checked: drives identical steps beside the authors' code: threshold in 13,037 of 13,037, bandit in
-    8,519 of 8,522, marginal in 3,000 of 3,000; survival is from the text.
-    ``tests/methods/test_adaptive.py`` has the rules in plain code.
-Example: suffix decoding drafts a b c d after "x", each .9, .5, .9, .4 likely, so that they survive
-    with .9, .45, .41, .16. ``survival`` with ``least`` .42 verifies a b c: c is the first token
-    below it and ends the draft. ``bandit`` with the depth 2 verifies a b.
+      is the same for all and the arm with the best mean always wins (``counts: all``); ``arm`` is
+      UCB1's. ``reward: priced`` takes a step's cost from a surface, which can be replayed;
+      measured seconds cannot.
+Checked: steps identical to the authors' code: threshold in 13,037 of 13,037, bandit in 8,519 of
+    8,522, marginal in 3,000 of 3,000; survival follows the paper's text.
+    ``tests/methods/test_adaptive.py`` restates the rules in plain code.
+Example: suffix decoding drafts a b c d after "x" with probabilities .9, .5, .9, .4, so their paths
+    survive with .9, .45, .41, .16. ``survival`` with ``least`` .42 verifies a b c: c is the first
+    token below it and ends the draft. ``bandit`` with the depth 2 verifies a b.
 State kept: thresholds and arms for a turn, as in the codes; the drafter's own as ``state_scope``
     says (paper: ``run``, which is the default drafter's).
 """
@@ -95,23 +95,23 @@ class Adaptive(Composite):
     """Adaptive: another method's draft, cut at each step by a published rule.
 
     Attributes:
-        drafter: the method that drafts, by its name in a configuration (which turns it into a
+        drafter: the method that drafts: its name in a configuration (which turns it into a
             drafter), or a drafter.
         policy: ``threshold``, ``survival``, ``marginal`` or ``bandit``, see the module's text.
-        confidence: threshold: the probability that it begins with.
-        refit: threshold: whether it moves.
+        confidence: threshold: its initial value.
+        refit: threshold: whether it is refitted.
         least: survival: path probability below which a draft ends.
-        shortest: survival: tokens of a draft that this rule leaves alone.
+        shortest: survival: first tokens of a draft that this rule never cuts.
         surface: marginal, and bandit with priced steps: a cost surface of this machine and model.
         objective: marginal: ``rate`` (tokens per second of the step) or ``plain``.
         arms: bandit: depths to choose from.
-        exploration: bandit: what multiplies the logarithm of the step under the root.
+        exploration: bandit: factor of the logarithm of the step under the root.
         counts: bandit: ``all`` or ``arm``, the steps that the bonus is divided by.
         reward: bandit: tokens by ``measured`` seconds, or by ``priced`` ones.
 
     Raises:
-        ConfigurationError: a value is out of range, a drafter that does not say how likely its
-            nodes are, or no surface where one is needed.
+        ConfigurationError: a value is out of range, the drafter does not report how likely its
+            nodes are, or a needed surface is missing.
     """
 
     name: str = "adaptive"
@@ -270,7 +270,7 @@ class Adaptive(Composite):
         super().end(state)
 
     def _catch_up(self, state: DecodeState) -> None:
-        """Show the part what was committed while it rested."""
+        """Show the part the tokens committed while it rested."""
         if self._n_seen < state.length:
             missed, self._n_seen = state.tokens[self._n_seen :].copy(), state.length
             super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, missed, None))

@@ -1,48 +1,48 @@
-"""CARD: the draft model fills a cache of candidate texts while the target verifies one of them.
+"""CARD: the draft model fills a cache of candidate paths while the target verifies one of them.
 
 Paper: "CARD: A Cache-Assisted Parallel Speculative Decoding Framework via Query-and-Correct
     Paradigm for Accelerating LLM Inference", arXiv 2508.04462.
 Reference code studied: hunzhizi/CARD (``drafter_decoding``), the synchronous version that its
     benchmarks run, by its description.
 Method: the cache is a tree of layers with K nodes each (`LayeredTree`). While the target verifies
-    the path it found there (*query*), the draft model adds r layers. Then the tree is pruned to
-    what the target committed (*correct*), and the next path is chosen: the most likely child, layer
-    by layer. The target's own token is looked for in the layers that have arrived meanwhile: where
-    the tree has it (a *hit*) drafting goes on below it, else (a *miss*) the tree starts anew from
-    the text, at the cost of one of the next r draft passes. The target verifies a chain. A layer
-    that pruning has emptied is filled from the children that its parents kept (the secondary
-    cache); nothing else uses them, a miss least of all.
-What overlaps: one target pass on the path chosen after the step before, and r draft passes on the
-    tree that path came from. ``engine.overlap=serial`` runs the same schedule one after the other,
-    with the same tokens.
+    a path of it (*query*), the draft model adds r layers. Then the tree is pruned to the tokens
+    that the target committed (*correct*), and the next path is chosen: the most likely child, layer
+    by layer. The target's own token is looked up in the layers that were added meanwhile: if the
+    tree has it (a *hit*), drafting continues below it, else (a *miss*) the tree restarts from the
+    text, at the cost of one of the next r draft passes. The target verifies a chain. A layer that
+    pruning has emptied is refilled from its parents' remaining children (the secondary cache),
+    which have no other use, not even after a miss.
+What overlaps: one target pass on the path chosen after the previous step, and r draft passes on
+    the tree that the path came from. ``engine.overlap=serial`` runs the same schedule one after the
+    other, with the same tokens.
 r: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` with K nodes a draft pass
-    and eight rows a target pass (fewer where ``max_depth`` is below 7), once for a run, resumed or
+    and eight rows a target pass (fewer if ``max_depth`` is below 7), once for a run, resumed or
     not; the number is in every record.
-Temperature above 0: the tree is a function of the committed text and of how it came in steps; no
-    random number that the verifier has yet to draw enters it. Given the text, every child is a
-    point mass, so accepting it with probability p(x) is exact; this is what the reference does
-    (it draws one token per position and compares), not the ratio min(1, p / q).
-``correct: false``, the paper's ablation "query but don't correct", for which there is no code. Our
-    reading: what the target accepted is not fed back. The tree keeps its old root and all its
-    branches, wrong ones included, whose descendants go on taking places from right ones; the
-    target walks down in it as long as it finds its tokens. A miss starts the tree anew (without
-    that, the first divergence would end all hits of a turn, which the paper's 3.45x excludes), and
-    so does a tree that has been walked to its last layer.
+Temperature above 0: the tree depends on the committed text and its division into steps, but on no
+    random number that the verifier has yet to draw. Given the text, every child is a point mass,
+    so accepting it with probability p(x) is exact; the reference does this (it draws one token per
+    position and compares) instead of using the ratio min(1, p / q).
+``correct: false``: the paper's ablation "query but don't correct", which has no published code. Our
+    reading: accepted tokens are not fed back. The tree keeps its old root and all its branches,
+    wrong ones included, whose descendants keep crowding out right ones; the target walks down
+    the tree while it finds its tokens. A miss restarts the tree (otherwise the first divergence
+    would end all hits of a turn, which the paper's 3.45x excludes), and so does reaching the last
+    layer.
 Where ours differs, and why:
-    - The engine calls after the prompt's pass, so the target's first pass verifies nothing; the
-      draft model reads the prompt beside it. In the reference it does so beside the prompt's pass.
+    - The engine calls after the prompt's pass, so the target's first pass verifies nothing, and the
+      draft model reads the prompt during it. In the reference it does so during the prompt's pass.
     - Pruned nodes are removed, also from the draft's cache, instead of getting weight 0.
     - Scores are sums of logarithms; products of 50 float32 probabilities underflow.
-    - Layers end at ``max_depth`` instead of overwriting the oldest, and where no more tokens are
-      wanted.
-    - After a hit that empties the tree, which was seen at r = 2 and never from r = 3 on, the
-      reference goes on from the last node that was fed; ours from the node that was hit.
-    - A node whose children all have weight 0 ends the path; the reference may go on with a node
+    - Layers end at ``max_depth`` instead of overwriting the oldest, and at the last token of the
+      turn.
+    - After a hit that empties the tree (seen at r = 2, never from r = 3 on) the reference continues
+      from the last node that was fed; ours continues from the node that was hit.
+    - A node whose children all have weight 0 ends the path; the reference may continue with a node
       that is not a child.
-    - One process; a second device is the draft's (``pair.draft.device``), not a second rank.
+    - One process; a second device holds the draft (``pair.draft.device``) instead of a second rank.
 Example: below the root the cache has a (.6) and b (.4) with c and d below a: the target verifies
-    a c. It commits "a d", so that the tree goes on below d; had it committed "a e", a miss.
-State kept: the tree and the draft's cache, for a turn. At K = 100 and 50 layers the kept children
+    a c. It commits "a d", so the tree continues below d; "a e" would have been a miss.
+State kept: the tree and the draft's cache, for a turn. At K = 100 and 50 layers the children
     take 4 MB and the draft's cache 5000 rows.
 """
 
@@ -68,8 +68,8 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 
-_NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
-_ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
+_NODE_LIMIT = 2**14  # nodes that the draft holds at once: its mask has a byte for each pair
+_ROWS = 8  # at most, of the target's passes when r is measured; the paper's r is 4 to 7
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,7 +80,7 @@ class Card(Drafter):
         k: K, nodes per layer.
         r: communication ratio, draft passes per target pass; ``auto`` measures it.
         max_depth: layers at most.
-        correct: prune the tree to what the target committed; false for the ablation.
+        correct: prune the tree to the tokens that the target committed; false for the ablation.
     """
 
     name: str = "card"
@@ -97,8 +97,8 @@ class Card(Drafter):
         self._require(self._ratio <= self.max_depth, "r", f"at most max_depth={self.max_depth}")
         self._target_weights = 0
         self._tree = LayeredTree(self.k)
-        self._trail: list[int] = []  # places from the tree's root to the text's last token
-        self._path: list[int] = []  # places below it, which the target verifies
+        self._trail: list[int] = []  # indices from the tree's root to the text's last token
+        self._path: list[int] = []  # indices below it, which the target verifies
         self._read = False  # whether the draft model has read this turn's prompt
         self._counts = dict.fromkeys(("hits", "misses", "steps", "verified"), 0)
 
@@ -145,7 +145,7 @@ class Card(Drafter):
         passes = draft.forwards + self._ratio
         if not self._tree.rooted:
             self._tree.restart(draft.catch_up(state.tokens, draft_vocab=True))
-        # Deeper layers are of no use: they lie behind the last token wanted, or out of reach.
+        # Deeper layers are useless: they lie after the turn's last token, or out of reach.
         useful = min(state.remaining, free) + len(self._trail)
         while draft.forwards < passes and self._tree.depth < min(self.max_depth, useful):
             self._tree.grow(lambda tokens, parents: draft.extend(tokens, parents, draft_vocab=True))
@@ -158,7 +158,7 @@ class Card(Drafter):
         if outcome.finished:
             return
         path = self._trail + self._path[: len(outcome.path)]
-        # The target's own token; in a union perhaps others that other parts had drafted.
+        # The target's own token; in a union perhaps tokens drafted by other parts, too.
         for token in outcome.committed[len(outcome.path) :].tolist():
             child = self._tree.child(path, token)
             if child is None:
@@ -176,9 +176,9 @@ class Card(Drafter):
             self._trail = path
 
     def report(self) -> Mapping[str, ReportValue]:
-        """Counters of the turn.
+        """Report the counters of the turn.
 
-        ``hits`` and ``misses`` count the steps after which the target's own token was looked for
+        ``hits`` and ``misses`` count the steps after which the target's own token was looked up
         (all but the last). ``*_params_x_new`` is the paper's Params x L_new: billions of weights
         times the mean rows of a pass.
         """
@@ -205,11 +205,11 @@ class _Layer:
 
     Attributes:
         tokens: ``[n]``.
-        parents: ``[n]`` places in the layer above.
+        parents: ``[n]`` indices in the layer above.
         scores: ``[n]`` logarithm of the path's probability, up to a constant of the whole tree.
         children: ``[m, k]`` tokens of each node's most likely children, on the draft's device.
         chances: ``[m, k]`` logarithms of their conditional probabilities.
-        rows: ``[n]`` the nodes' rows in these two, which pruning leaves as they are.
+        rows: ``[n]`` the nodes' rows in these two, which pruning leaves unchanged.
     """
 
     tokens: IntArray
@@ -222,27 +222,27 @@ class _Layer:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def only(self, places: IntArray, parents: IntArray) -> _Layer:
+    def take(self, indices: IntArray, parents: IntArray) -> _Layer:
         return replace(
             self,
-            tokens=self.tokens[places],
+            tokens=self.tokens[indices],
             parents=parents,
-            scores=self.scores[places],
-            rows=self.rows[places],
+            scores=self.scores[indices],
+            rows=self.rows[indices],
         )
 
 
 class LayeredTree:
-    """At most ``width`` nodes per layer below a root, which is no node itself.
+    """At most ``width`` nodes per layer below a root, which is not a node itself.
 
-    A *path* is a list of places: its l-th entry is a node's place in layer l, the child of the one
+    A *path* is a list of indices: its l-th entry is a node's index in layer l, a child of the node
     before. A *number* is a node's position in the order of growth, layer after layer, as the draft
     model counts the nodes it was fed.
 
     Args:
         width: K, nodes per layer and children kept of every node.
-        target_ids: from the draft's own ids, which its logits are over, to the target's; None
-            where they are the same.
+        target_ids: map from the draft's ids, which its logits are over, to the target's; None
+            if they are the same.
     """
 
     def __init__(
@@ -267,15 +267,15 @@ class LayeredTree:
         self._layers = []
 
     def restart(self, logits: torch.Tensor) -> None:
-        """Begin anew from a root whose next token has these logits, ``[vocab]``."""
+        """Restart from a root whose next token has these logits, ``[vocab]``."""
         children, chances = self._most_likely(logits.reshape(1, -1))
         self._layers = [_Layer(ROOT, ROOT, np.zeros(1), children, chances, ROOT)]
 
     def grow(self, forward: Callable[[IntArray, IntArray], torch.Tensor]) -> None:
         """Add a layer: the most likely children of the deepest one.
 
-        ``forward`` is the draft's pass over new nodes: from their tokens ``[n]`` and the numbers of
-        their parents ``[n]`` (-1 for the root) to logits ``[n, vocab]``.
+        ``forward`` is the draft's pass over new nodes: from their tokens ``[n]`` and their parents'
+        numbers ``[n]`` (-1 for the root) to logits ``[n, vocab]``.
         """
         above = self._layers[-1]
         chances, children = above.chances, above.children
@@ -283,11 +283,11 @@ class LayeredTree:
             rows = to_device(above.rows, chances.device)
             chances, children = chances[rows], children[rows]
         scores = to_device(above.scores, chances.device)[:, None] + chances
-        best, places = scores.flatten().topk(min(self.width, scores.numel()))
-        chosen = torch.stack((best, places.double(), children.flatten()[places].double()))
-        scores_, places_, tokens_ = chosen.cpu().numpy()
-        possible = np.isfinite(scores_)  # not ids that the draft's vocabulary lacks
-        parents = places_[possible].astype(np.int64) // chances.shape[1]
+        best, flat = scores.flatten().topk(min(self.width, scores.numel()))
+        chosen = torch.stack((best, flat.double(), children.flatten()[flat].double()))
+        scores_, flat_, tokens_ = chosen.cpu().numpy()
+        possible = np.isfinite(scores_)  # drops ids that the draft's vocabulary lacks
+        parents = flat_[possible].astype(np.int64) // chances.shape[1]
         tokens = tokens_[possible].astype(np.int64)
         first = len(self) - len(above)
         numbers = parents + first if self.depth else np.full(len(parents), -1)
@@ -296,9 +296,9 @@ class LayeredTree:
         self._layers.append(_Layer(tokens, parents, scores_[possible], children, chances, rows_))
 
     def best_path(self, above: Sequence[int] = ()) -> list[int]:
-        """``above`` continued by the most likely child, layer by layer, while there is one.
+        """Continue ``above`` by the most likely child, layer by layer, while there is one.
 
-        Not the most likely leaf's path: the reference's target chooses greedily, too.
+        This is not the most likely leaf's path: the reference's target chooses greedily, too.
 
         Returns:
             The continuation alone.
@@ -314,7 +314,7 @@ class LayeredTree:
         return path
 
     def child(self, above: Sequence[int], token: int) -> int | None:
-        """The place of the node with ``token`` below the path ``above``, None without one."""
+        """Return the index of the node with ``token`` below the path ``above``, or None."""
         if len(above) >= self.depth:
             return None
         layer = self._layers[1 + len(above)]
@@ -323,7 +323,7 @@ class LayeredTree:
         return int(matches[0]) if len(matches) else None
 
     def tokens(self, path: Sequence[int], first: int = 0) -> IntArray:
-        """Tokens ``[len(path)]`` of a path that begins in layer ``first``."""
+        """Return the tokens ``[len(path)]`` of a path that begins in layer ``first``."""
         layers = self._layers[1 + first :]
         return np.array(
             [layer.tokens[index] for layer, index in zip(layers, path, strict=False)],
@@ -331,7 +331,7 @@ class LayeredTree:
         )
 
     def numbers(self, path: Sequence[int]) -> IntArray:
-        """Numbers ``[len(path)]`` of a path's nodes."""
+        """Return the numbers ``[len(path)]`` of a path's nodes."""
         sizes = [len(layer) for layer in self._layers[1 : 1 + len(path)]]
         firsts = np.cumsum([0, *sizes])[: len(path)]
         return firsts.astype(np.int64) + np.array(path, dtype=np.int64)
@@ -339,33 +339,33 @@ class LayeredTree:
     def reroot(self, path: Sequence[int]) -> IntArray:
         """Make the path's last node the root and drop what does not descend from it.
 
-        Layers end where no descendant is left; ``grow`` then goes on with the children that the
-        last layer's nodes have kept.
+        Layers end where no descendant is left; ``grow`` then continues with the remaining children
+        of the last layer's nodes.
 
         Returns:
-            Numbers of the nodes that remain, as they were before, in ascending order.
+            The remaining nodes' old numbers, in ascending order.
         """
         first = sum(map(len, self._layers[1 : 1 + len(path)]))
-        places = np.array(path[-1:], dtype=np.int64)
+        indices = np.array(path[-1:], dtype=np.int64)
         root = self._layers[len(path)]
-        pruned, remaining = [root.only(places, ROOT)], []
+        pruned, remaining = [root.take(indices, ROOT)], []
         size = len(root)
         for layer in self._layers[1 + len(path) :]:
-            new_places = np.full(size, -1, dtype=np.int64)
-            new_places[places] = np.arange(len(places))
-            parents = new_places[layer.parents]
-            places = np.flatnonzero(parents >= 0)
-            if not len(places):
+            new_indices = np.full(size, -1, dtype=np.int64)
+            new_indices[indices] = np.arange(len(indices))
+            parents = new_indices[layer.parents]
+            indices = np.flatnonzero(parents >= 0)
+            if not len(indices):
                 break
-            pruned.append(layer.only(places, parents[places]))
-            remaining.append(first + places)
+            pruned.append(layer.take(indices, parents[indices]))
+            remaining.append(first + indices)
             size = len(layer)
             first += size
         self._layers = pruned
         return np.concatenate(remaining) if remaining else np.empty(0, dtype=np.int64)
 
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and log-probabilities ``[n, k]`` of each row's most likely next tokens."""
-        # Many times faster on a CPU than choosing first and normalising by `logsumexp`.
+        """Return tokens and log-probabilities ``[n, k]`` of each row's most likely next tokens."""
+        # Many times faster on a CPU than choosing first and normalizing by `logsumexp`.
         chances, tokens = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]), dim=-1)
         return tokens if self._target_ids is None else self._target_ids(tokens), chances

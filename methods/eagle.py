@@ -1,4 +1,4 @@
-"""EAGLE: a decoder layer goes on in the target's own states, and a tree is grown on its guesses.
+"""EAGLE: a decoder layer extends the target's hidden states, and its guesses form a draft tree.
 
 Papers: EAGLE "Speculative Sampling Requires Rethinking Feature Uncertainty", ICML 2024, arXiv
     2401.15077; EAGLE-2 "Faster Inference of Language Models with Dynamic Draft Trees", EMNLP 2024,
@@ -6,21 +6,21 @@ Papers: EAGLE "Speculative Sampling Requires Rethinking Feature Uncertainty", IC
 Reference code studied: SafeAILab/EAGLE, branch v1 4a9cf3a (``cnets.py``, ``choices.py``) and main
     cb7e084 (``cnets1.py``, ``cnets.py``: ``topK_genrate``); Spec-Bench fd2c1cd.
 Heads: ``specbench.models.heads`` (``eagle``, ``eagle3``). EAGLE-2 has EAGLE-1's weights.
-A step: the head reads the rows committed since, each with the next token's embedding; what it held
-    of guessed nodes is dropped. Its last output gives the first level. Then
+A step: the head reads the rows committed since, each with the next token's embedding, and drops its
+    cache of guessed nodes. Its last output gives the first level. Then
     eagle    each node of a fixed tree takes a fixed rank among its parent's candidates;
     eagle2   the ``top_k`` best nodes of a level are read, each gives its ``top_k`` best children,
-             scored by the sum of log-probabilities along the path; of all nodes the best
-             ``total`` - 1 are drafted;
-    eagle3   as eagle2, with a head over states of three layers and a vocabulary of its own.
+             scored by the sum of log-probabilities along the path; the best ``total`` - 1 of
+             all nodes are drafted;
+    eagle3   as eagle2, with a head over three layers' states and a separate vocabulary.
 Where ours differs, and why:
     - At a temperature EAGLE-1 draws its children without replacement. Here, as in EAGLE-2, they are
-      the likeliest ones whatever the temperature: a function of the context, so the output is plain
+      the likeliest ones at any temperature: a function of the context, so the output is plain
       sampling's, and scores are taken at temperature 1.
-    - Of equal scores the node that was made first goes first, which keeps every parent of a chosen
-      node; there a child may be cut off.
-    - The first draft comes after the prompt's pass, as for every method here; no level is grown
-      that could not be committed any more.
+    - Ties go to the node that was made first, which keeps every parent of a chosen node; there a
+      child may be cut off.
+    - The first draft comes after the prompt's pass, as for every method here; levels that
+      could no longer be committed are not grown.
 Example: ``eagle2``, ``total`` 4, ``top_k`` 2; of the paths a (.6), b (.3), "a c" (.4), "a d" (.1)
     and "b e" (.2) the three likeliest are drafted: a, "a c" and b.
 State kept: none beyond the head's cache and unread states, for a turn.
@@ -62,7 +62,7 @@ class Eagle(FixedTreeDrafter):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        # Of each node to read, by level, the number of its parent among all nodes that were read.
+        # By level: each read node's parent, as a number among all nodes that were read.
         self._above: list[torch.Tensor] = []
         numbers, count = torch.full((1,), -1, device=self._device), 0
         for above, _, inner in self._plan:
@@ -73,7 +73,7 @@ class Eagle(FixedTreeDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """``[n]`` the tree's tokens."""
+        """Return the tree's tokens, ``[n]``."""
         head, tokens = self._head, []
         features = feature
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
@@ -117,7 +117,7 @@ class _DynamicTree(HeadDrafter):
 
     @property
     def _levels(self) -> int:
-        return min(self.depth + 1, self.total - 1)  # a node goes with all that are above it
+        return min(self.depth + 1, self.total - 1)  # a node needs all nodes above it
 
     @property
     def _nodes_read(self) -> int:
@@ -126,16 +126,16 @@ class _DynamicTree(HeadDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """``[3, n]`` float64: ids, parents and path probabilities, the likeliest node first."""
+        """Return ids, parents and path probabilities, the likeliest first, ``[3, n]`` float64."""
         head = self._head
         scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
-        # Of all nodes, in the order in which they were made.
+        # All nodes, in the order of their creation.
         all_ids, all_scores = [ids], [scores]
         parents = [torch.full_like(ids, -1)]
-        # Of the nodes to be read: their numbers among all, the feature and the number read of
-        # each one's parent.
+        # The nodes to read next: their numbers among all nodes, and their parents' features and
+        # numbers among read nodes.
         best = torch.arange(k, device=self._device)
         above = feature.expand(k, -1)
         read = torch.full_like(best, -1)
@@ -153,7 +153,7 @@ class _DynamicTree(HeadDrafter):
             row = chosen // k
             above, read = out[row], level * k + row
             n_nodes += k * k
-        # A child scores at most its parent's and was made later: the best ones are a tree.
+        # A child scores at most as high as its parent and comes later: the best nodes are a tree.
         every_score = torch.cat(all_scores)
         if number is not None:
             beyond = torch.arange(n_nodes, device=self._device) >= k + (number - 1) * k * k
@@ -167,22 +167,22 @@ class _DynamicTree(HeadDrafter):
     def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
         k = min(self.top_k, self._n_ids)
         n_nodes = k + (levels - 1) * k * k
-        # The one copy of a draft.
+        # The only copy to the host per draft.
         tokens, above, probs = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
         return DraftTree(tokens.astype(np.int64), above.astype(np.int64), path_probs=probs.copy())
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""
+        """Return log-probabilities and head ids of each node's best children, ``[n, top_k]``."""
         if logits.dtype != torch.float64:
             logits = logits.float()
         k = min(self.top_k, logits.shape[-1])
         best, ids = logits.topk(k, dim=-1)
-        # That of the likeliest ones alone is rounded less than a softmax over all.
+        # Normalizing the likeliest ones alone rounds less than a softmax over all.
         return best - logits.logsumexp(-1, keepdim=True), ids
 
 
 def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Numbers of the ``count`` largest, of equals the first, the largest first."""
+    """Return the indices of the ``count`` largest, largest first; the first of equals wins."""
     return scores.argsort(descending=True, stable=True)[:count]
 
 
@@ -191,8 +191,8 @@ class Eagle2(_DynamicTree):
     """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
-        vocabulary: folder of a draft model or head with a list of ids, which are then drafted from
-            alone; None drafts from all ids.
+        vocabulary: folder of a draft model or head with a list of ids; only these are drafted.
+            None drafts from all ids.
     """
 
     name: str = "eagle2"
@@ -213,8 +213,8 @@ class Eagle3(_DynamicTree):
 
     Attributes:
         depth: as for EAGLE-2; the paper's is 7, Spec-Bench's 5.
-        layer_ids: which states the head reads, numbered as transformers' ``hidden_states``; null:
-            as the head's configuration says, else the reference code's.
+        layer_ids: states that the head reads, numbered as transformers' ``hidden_states``; null
+            takes the head's configuration, else the reference code's.
     """
 
     name: str = "eagle3"
@@ -224,7 +224,7 @@ class Eagle3(_DynamicTree):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Until `setup` has read the head's configuration this only says that there are some.
+        # A placeholder until `setup` has read the head's configuration.
         self._layers = tuple(self.layer_ids or (AFTER_FINAL_NORM,))
 
     def setup(self, context: DraftContext) -> None:
@@ -241,7 +241,7 @@ class Eagle3(_DynamicTree):
     def check_layers(self, ids: IntArray, states: Sequence[torch.Tensor]) -> None:
         if self._head.config.joins_states:
             self._head.reserve(len(ids), 1)
-            self._reserved = 0  # the cache was made for this text
+            self._reserved = 0  # the cache was made for this sequence
             here = [rows.to(self._device) for rows in states]
             eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 

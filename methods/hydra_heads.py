@@ -9,7 +9,7 @@ A step: the prefix layer reads the rows committed since. Head d then guesses bel
     depth d (0 is the root) from the prefix, the root's embedding and those of the tokens on the
     node's path; nodes without children are not read. The tree is Medusa's, filled by parent.
 Where ours differs, and why:
-    - The reference accepts at a temperature what is likely enough. Here the output is plain
+    - At a temperature the reference accepts tokens that are likely enough. Here the output is plain
       sampling's; ``verifier=typical`` (lossy, and labelled so) is that rule but for what
       ``specbench.decoding.verify.typical`` says.
     - The first draft comes after the prompt's pass, as for every method here.
@@ -53,7 +53,7 @@ class Hydra(FixedTreeDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """``[n]`` the tree's tokens."""
+        """Return the tree's tokens, ``[n]``."""
         assert number is not None
         head, paths, tokens = self._head, number[:, None], []
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):

@@ -5,24 +5,24 @@ Paper: "Accelerating Transformer Inference for Translation via Parallel Decoding
 Reference code studied: teelinsan/parallel-decoding a2b2539 (``src/ipi/decoders/gs_jacobi.py``).
 Method: the pass over root and block predicts every position from the old guesses to its left. The
     guesses that the target confirms are committed; its predictions for the others are the next
-    guesses. A block is iterated upon until all of it is committed, with the token behind it; then
-    the next begins with new guesses. ``block: moving``, which is ours, fills the end of the block
-    up at every step, so that it moves along with the text. The floor for methods that reuse the
-    target's own output: a token is seldom right before its left context is.
+    guesses. A block is iterated until all of it is committed, with the token after it; then the
+    next begins with new guesses. ``block: moving``, which is ours, refills the end of the block at
+    every step, so that it moves along with the text. This is the floor for methods that reuse the
+    target's output: a token is seldom right before its left context is.
 Where ours differs, and why:
-    - What the target has confirmed is committed at once; the reference commits a block as a whole,
-      when a pass changes none of its guesses. That is the same pass.
-    - The reference, which translates, starts a block with padding tokens; decoder-only models often
-      lack one. ``fill`` names what new guesses are; the default draws them from the prompt, as
+    - Confirmed guesses are committed at once; the reference commits a block as a whole, when a pass
+      changes none of its guesses. That is the same pass.
+    - The reference, which translates, starts a block with padding tokens, which decoder-only models
+      often lack. ``fill`` chooses the new guesses; the default draws them from the prompt, as
       Lookahead does.
     - Eight guesses are our choice (the reference's blocks: two, and the token before them); 4, 8
       and 16 are usual.
-    - The reference is told how long the answer will be, and its last block is cut there.
-    - At a temperature the block is still made of the target's likeliest tokens, which keeps it free
-      of the random numbers that will judge it.
-Example: the block is "x y z", and the target says x, q, r, s before and behind its tokens: x and
-    its own q are committed, and the next block is r.
-State kept: the block, for a turn, so the state scope changes nothing. Draws depend on ``seed`` and
+    - The reference knows the output's length in advance and cuts its last block there.
+    - At a temperature the block still holds the target's likeliest tokens, so it is independent of
+      the random numbers that will verify it.
+Example: the block is "x y z", and the target predicts x, q, r, s for its positions and the next: x
+    and the target's q are committed, and the next block is r.
+State kept: the block, for a turn, so the state scope has no effect. Draws depend on ``seed`` and
     the prompt, not on the order of cases.
 """
 
@@ -46,9 +46,9 @@ class Jacobi(Drafter):
 
     Attributes:
         block_len: guesses per step.
-        block: ``fixed``, iterated upon until all of it is committed, or ``moving`` with the text.
-        fill: what new guesses are: ``prompt`` or ``vocabulary`` (drawn from it) or
-            ``last`` (the token before, again).
+        block: ``fixed``, iterated until all of it is committed, or ``moving`` with the text.
+        fill: source of new guesses: drawn from ``prompt`` or ``vocabulary``, or ``last`` (repeats
+            the token before).
     """
 
     name: str = "jacobi"
@@ -85,7 +85,7 @@ class Jacobi(Drafter):
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         done = len(outcome.committed)
         if outcome.tree is self._tree and outcome.next_tokens is not None:
-            # Row i predicts the position of guess i, the last row the one behind the block.
+            # Row i predicts the position of guess i, the last row the position after the block.
             rows = len(self._block) + (self.block == "moving")
             guesses = outcome.next_tokens[done:rows]
         else:  # cut by the engine, or another method's tree: the old guesses move up

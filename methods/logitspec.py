@@ -1,29 +1,29 @@
-"""LogitSpec: the runners-up of the last logits as next-next tokens, each prolonged by n-grams.
+"""LogitSpec: the runners-up of the last logits as next-next tokens, each extended by n-grams.
 
 Paper: "LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next Token
     Speculation", arXiv 2507.01449.
 Reference code studied: smart-lty/LogitSpec at 659bba9 (``model/logitspec``).
-Method: the logits that chose the root also rank other tokens, and these are likely to come right
-    after it. The first branch is what followed the root's n-gram in the text. Then each token of
-    the ranking, the root left out, is a child of the root with what followed its n-gram: 4 tokens
-    at most at ranks up to 8 (the root has rank 0), 3 up to 32, the child alone beyond, until the
-    tree is full. The longest n-gram that occurred counts, and of its occurrences the newest with
-    ``num_tokens`` behind it, else the one with most.
+Method: the logits that chose the root also rank other tokens, which are likely to come right after
+    it. The first branch is the continuation of the root's n-gram in the text. Then each ranked
+    token but the root becomes a child of the root with the continuation of its n-gram: at most 4
+    tokens at ranks up to 8 (the root has rank 0), 3 up to 32, only the child beyond, until the tree
+    is full. The longest n-gram that occurred counts: its newest occurrence with ``num_tokens``
+    after it, else the occurrence with most.
 Where ours differs, and why:
     - Equal beginnings of branches share their nodes (of the first branch and one other; children
-      are distinct). The budget counts them apart, as there, so both have the same branches.
+      are distinct). The budget counts them twice, as there, so both have the same branches.
     - The reference looks back 40 tokens at each step, so that after a step of more than 17 a
       continuation may stay short; in a text of fewer than 40 tokens its negative positions store
       stretches from the text's end. Ours finds the match of the rule.
-    - ``capacity`` also limits the first branch, which a small one of the reference overruns.
+    - ``capacity`` also limits the first branch; in the reference it can exceed a small capacity.
     - At a temperature the root was drawn; the reference decodes greedily only.
 Example: ``num_tokens`` 2; after "e f a b c d x a b", whose b was chosen before e and c: the first
-    branch is "c d", the second e with "f a" behind it; c is there already.
-Checked: drives identical branches in 3,778 of 3,794 steps beside the authors' code; the other 16
-    are its look-back's. ``tests/methods/test_logitspec.py`` has the rule in plain code beside ours.
-State kept: the n-grams' places in the turn's text, 4 bytes for each of ``max_ngram`` and twice the
-    text's tokens, so the state scope changes nothing. On a GPU each step copies the ranking to the
-    host.
+    branch is "c d", the second e followed by "f a"; c is there already.
+Checked: branches identical to the authors' code in 3,778 of 3,794 steps; its look-back explains the
+    other 16. ``tests/methods/test_logitspec.py`` restates the rule in plain code.
+State kept: the n-grams' positions in the turn's text, 4 bytes for each of ``max_ngram`` and twice
+    the text's tokens, so the state scope has no effect. On a GPU each step copies the ranking to
+    the host.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _SHIFT = np.uint64(29)
 
 @dataclass(kw_only=True, eq=False)
 class LogitSpec(Drafter):
-    """LogitSpec: the runners-up of the last logits as next-next tokens, prolonged by n-grams.
+    """LogitSpec: the runners-up of the last logits as next-next tokens, extended by n-grams.
 
     Attributes:
-        max_ngram: tokens of the n-gram that is looked up first; the last has one.
+        max_ngram: tokens of the n-gram that is looked up first; the last lookup takes one token.
         num_tokens: tokens of the first branch at most.
         capacity: rows of the target pass at most, the root included.
         caps: tokens of the other branches at most: at ranks up to 8, up to 32, beyond.
@@ -99,7 +99,7 @@ class LogitSpec(Drafter):
         nodes = grow(
             state.buffer,
             state.length,
-            self._places,
+            self._positions,
             self._ranking,
             self._caps,
             self.num_tokens,
@@ -112,7 +112,7 @@ class LogitSpec(Drafter):
         if outcome.finished:
             return
         self._read(state)
-        # Else a union's other part had nodes behind ours, and their rows are not shown.
+        # Otherwise a union's other part had nodes after ours, whose rows we do not get.
         if outcome.logits is not None and len(outcome.committed) == len(outcome.path) + 1:
             last = int(outcome.path[-1]) + 1 if len(outcome.path) else 0
             self._rank(outcome.logits[last : last + 1])
@@ -120,36 +120,36 @@ class LogitSpec(Drafter):
     def end(self, state: DecodeState) -> None:
         self._ranking = NO_TOKENS
 
-    def _start(self, room: int) -> None:
-        """Forget the text; the next one has at most ``room`` tokens."""
-        size = 1 << max(3, (2 * room).bit_length())
-        self._places = np.full((self.max_ngram, size), -1, dtype=np.int32)
+    def _start(self, max_tokens: int) -> None:
+        """Forget the text; the next text has at most ``max_tokens`` tokens."""
+        size = 1 << max(3, (2 * max_tokens).bit_length())
+        self._positions = np.full((self.max_ngram, size), -1, dtype=np.int32)
         self._next = 1
 
     def _read(self, state: DecodeState) -> None:
-        """Store the places with ``num_tokens`` behind them; the root is not in the text yet."""
+        """Store positions with ``num_tokens`` after them; the root is not in the text yet."""
         end = state.length - self.num_tokens
         if end > self._next:
-            store(self._places, state.buffer, self._next, end)
+            store(self._positions, state.buffer, self._next, end)
             self._next = end
 
     def _rank(self, logits: torch.Tensor) -> None:
         row = logits[:, : self._vocab_size]
         ids = top_ids(row, min(self.capacity, row.shape[1]))[0]
-        # A recorded answer knows no more than its likeliest tokens; the others are at -inf.
+        # Recorded logits hold only the likeliest tokens; the others are at -inf.
         self._ranking = ids[row[0, ids] > -torch.inf].cpu().numpy()
 
 
 @njit(cache=True)
-def _slot(places: Array, text: Array, key: Array, end: int, n: int) -> np.int64:
-    """Where ``places`` holds the n-gram ``key[end - n : end]``, or the free slot for it."""
+def _slot(positions: Array, text: Array, key: Array, end: int, n: int) -> np.int64:
+    """Return the slot of the n-gram ``key[end - n : end]``, or the free slot for it."""
     state = np.uint64(0)
     for i in range(end - n, end):
         state = (state ^ (np.uint64(key[i]) + _SEED)) * _MIX
         state = state ^ (state >> _SHIFT)
-    last = len(places) - 1
+    last = len(positions) - 1
     slot = np.int64(state & np.uint64(last))
-    while places[slot] >= 0 and not _same(text, places[slot], key, end, n):
+    while positions[slot] >= 0 and not _same(text, positions[slot], key, end, n):
         slot = (slot + 1) & last
     return slot
 
@@ -163,29 +163,29 @@ def _same(text: Array, at: int, key: Array, end: int, n: int) -> bool:
 
 
 @njit(cache=True)
-def store(places: Array, text: Array, begin: int, end: int) -> None:
-    """Note every n-gram that ends before a place in ``[begin, end)``; a newer place wins.
+def store(positions: Array, text: Array, begin: int, end: int) -> None:
+    """Store every n-gram that ends before a position in ``[begin, end)``; the newest wins.
 
     Args:
-        places: ``[longest, slots]`` int32, -1 where free; row n - 1 holds the n-grams of n tokens,
-            each as the place behind it.
+        positions: ``[longest, slots]`` int32, -1 where free; row n - 1 holds the n-grams of n
+            tokens, each as the position after it.
         text: int64.
     """
     for at in range(begin, end):
-        for n in range(1, min(len(places), at) + 1):
-            places[n - 1, _slot(places[n - 1], text, text, at, n)] = at
+        for n in range(1, min(len(positions), at) + 1):
+            positions[n - 1, _slot(positions[n - 1], text, text, at, n)] = at
 
 
 @njit(cache=True)
 def _continuation(
-    places: Array, text: Array, length: int, key: Array, end: int, count: int
+    positions: Array, text: Array, length: int, key: Array, end: int, count: int
 ) -> tuple[int, int]:
-    """Start and length of what followed the longest n-gram at ``key``'s end; length 0 for none."""
-    for n in range(min(len(places), end), 0, -1):
-        at = places[n - 1, _slot(places[n - 1], text, key, end, n)]
+    """Return start and length of what followed the longest n-gram at ``key``'s end, or length 0."""
+    for n in range(min(len(positions), end), 0, -1):
+        at = positions[n - 1, _slot(positions[n - 1], text, key, end, n)]
         if at >= 0:
             return at, count
-        # The oldest of the places with fewer tokens behind them has most.
+        # Of positions with fewer tokens after them, the oldest has most.
         for at in range(max(n, length - count + 1), length):
             if _same(text, at, key, end, n):
                 return at, length - at
@@ -194,17 +194,17 @@ def _continuation(
 
 @njit(cache=True)
 def grow(
-    text: Array, length: int, places: Array, ranking: Array, caps: Array, count: int, room: int
+    text: Array, length: int, positions: Array, ranking: Array, caps: Array, count: int, room: int
 ) -> Array:
-    """The draft below the root ``text[length - 1]``.
+    """Draft a tree below the root ``text[length - 1]``.
 
     Args:
         text: int64; the text searched ends before the root.
-        places: see `store`; of all places with ``count`` tokens behind them before the root.
+        positions: see `store`; all positions with ``count`` tokens between them and the root.
         ranking: int64 ids, the likeliest first.
-        caps: int64 ``[3]`` tokens of a branch at most by its rank.
-        count: tokens of the first branch at most.
-        room: nodes at most.
+        caps: int64 ``[3]`` maximum tokens of a branch by its rank.
+        count: maximum tokens of the first branch.
+        room: maximum nodes.
 
     Returns:
         ``[2, n]`` int64 tokens and parents.
@@ -212,10 +212,10 @@ def grow(
     nodes = np.empty((2, room), dtype=np.int64)
     before = length - 1
     # The end of the text with its root, and room for a child.
-    size = min(len(places), length)
+    size = min(len(positions), length)
     key = np.empty(size + 1, dtype=np.int64)
     key[:size] = text[length - size : length]
-    start, length_found = _continuation(places, text, before, key, size, count)
+    start, length_found = _continuation(positions, text, before, key, size, count)
     first = min(length_found, room)
     for i in range(first):
         nodes[0, i] = text[start + i]
@@ -227,7 +227,7 @@ def grow(
         if ranking[rank] == text[before]:
             continue
         key[size] = ranking[rank]
-        start, length_found = _continuation(places, text, before, key, size + 1, count)
+        start, length_found = _continuation(positions, text, before, key, size + 1, count)
         cap = caps[0] if rank <= 8 else caps[1] if rank <= 32 else caps[2]
         taken = min(length_found + 1, cap, room - used)
         used += taken

@@ -1,4 +1,4 @@
-"""Lookahead decoding: the target makes n-grams of its own beside the text, and verifies them later.
+"""Lookahead decoding: each target pass also generates n-grams, which later passes verify.
 
 Paper: "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024,
     arXiv 2402.02057.
@@ -6,28 +6,28 @@ Reference code studied: hao-ai-lab/LookaheadDecoding eed010d (``lade/decoding.py
     older copy, fd2c1cd (``model/lade``).
 Method: a window of N − 1 levels and W columns holds guesses of the tokens ahead. Each pass predicts
     one more level (a Jacobi iteration per column), completes W n-grams for the pool, and drops the
-    oldest level. N-grams that follow the last token in the pool, G at most, are verified beside it.
-The window (``specbench.draft_structures.lookahead``) is a tree whose nodes are auxiliary: they
-    ride in the pass, none is a candidate. The pool's n-grams are candidate chains below the root.
-Parameters: N 5 and W = G = 15 is what the authors run a 7B model with; Spec-Bench takes 5, 7, 7;
-    the code's own fallback is 8, 60, 60.
+    oldest level. The pool's n-grams after the last token, G at most, are verified with it.
+The window (``specbench.draft_structures.lookahead``) is a tree of auxiliary nodes: they are in
+    the pass, but none is a candidate. The pool's n-grams are candidate chains below the root.
+Parameters: the authors run a 7B model with N = 5 and W = G = 15; Spec-Bench takes 5, 7, 7; the
+    code's fallback is 8, 60, 60.
 As in the reference: level 0 starts with tokens drawn from the prompt, the first N − 2 steps fill
-    the window and verify nothing, and the window moves on by one column a step however many tokens
-    are committed, so that it drifts against the text. The target's own token after a complete
-    match is lost, so a step commits N − 1 tokens at most: the last token of every guess rides along
-    without being a candidate. ``lost_bonus: false`` is ours: it commits that token too, N at most.
+    the window and verify nothing, and the window moves by one column a step however many tokens
+    are committed, so it drifts against the text. The target's own token after a complete match is
+    lost, so a step commits at most N − 1 tokens: the last token of every guess is in the pass
+    without being a candidate. ``lost_bonus: false`` is ours: it commits that token too, at most N.
 Where ours differs, and why:
     - The fill phase begins after the prompt's pass, not in it, as for every method here.
     - With ``pool_from_prompt`` every n-gram that a step completes is inserted, the oldest first.
-      The reference inserts those of a text in which a step's last token stands once for each of
+      The reference inserts those of a text in which a step's last token is repeated for each of
       its tokens.
     - End tokens in the window stay; the reference replaces them where it samples.
     - N = 2 works; the reference crashes.
-    - At a temperature the window is still made of the target's likeliest tokens, which keeps its
-      n-grams free of the random numbers that will judge them.
+    - At a temperature the window still holds the target's likeliest tokens, so its n-grams are
+      independent of the random numbers that will verify them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
 Example: ``ngram`` 3; an earlier pass has completed "a b c". Once a is the last token, "b c" is
-    verified beside the window, and b and c are committed in one step if the target says so.
+    verified along with the window, and one step commits b and c if the target agrees.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
     (paper: ``turn``).
 """
@@ -53,10 +53,10 @@ class Lookahead(Drafter):
     """Lookahead decoding: the target makes n-grams in each pass and verifies them later.
 
     Attributes:
-        ngram: N, tokens of an n-gram with the one it follows; also the window's levels plus one.
+        ngram: N, tokens of an n-gram and the token before it; also the window's levels plus one.
         window: W, columns of the window.
-        guesses: G, n-grams kept per token, and so verified per step, at most.
-        pool_from_prompt: insert the n-grams of the prompt and of the answer too.
+        guesses: G, maximum n-grams stored per token, and so verified per step.
+        pool_from_prompt: insert the n-grams of prompt and output, too.
         lost_bonus: lose the target's token after a complete match, as the reference does.
     """
 
@@ -103,13 +103,13 @@ class Lookahead(Drafter):
         if self.pool_from_prompt:
             begin = state.length - len(outcome.committed)
             self._pool.insert_text(state.buffer, begin, state.length)
-        # A tree that was cut may have lost a part of the window: it waits for the next step. A
-        # union may drop candidates and leave the window, which comes last, whole.
+        # A tree that was cut may lack a part of the window, which then waits for the next step. A
+        # union may drop candidates but leave the window, which comes last, whole.
         if outcome.next_tokens is not None and self._window_verified(outcome.tree):
             self._pool.insert(self._window.advance(outcome.next_tokens))
 
     def _window_verified(self, tree: DraftTree) -> bool:
-        """Whether all of the window, which stands behind the guesses, is in the verified tree."""
+        """Return whether the verified tree holds all of the window, which follows the guesses."""
         begin = len(tree) - self._window.n_nodes
         dropped = len(self._tree) - len(tree)
         if begin < 0 or tree is self._tree:

@@ -6,10 +6,10 @@ Reference code studied: FasterDecoding/Medusa e2a5d20 (``medusa_model_legacy.py`
     ``medusa_model.py``, ``utils.py``, ``medusa_choices.py``); Spec-Bench fd2c1cd.
 Heads: ``specbench.models.heads.medusa``, those of Medusa-1, which leave the target as it is.
 A step: one product of all heads with the state of the last token before the root. The node at the
-    path of ranks (r1, ..., rd) holds candidate rd of head d, whatever stands above it: the tree is
+    path of ranks (r1, ..., rd) holds candidate rd of head d, whatever is above it: the tree is
     a cartesian product, and nothing is computed along its branches.
 Where ours differs, and why:
-    - The reference accepts at a temperature what is likely enough. Here the output is plain
+    - At a temperature the reference accepts tokens that are likely enough. Here the output is plain
       sampling's; ``verifier=typical`` (lossy, and labelled so) is that rule but for what
       ``specbench.decoding.verify.typical`` says.
     - The tree is that of ``medusa_model_legacy.py``, of the evaluation scripts there and of
@@ -47,8 +47,8 @@ from specbench.models.heads.checkpoint import read_json
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
 _BY_MODEL = "by_model"
-# Words in the name of the target that a head was trained for, and the tree that the reference code
-# (``get_medusa_choice``) then takes: the first that fits, else `_OTHERS`.
+# Parts of the name of the target that a head was trained for, and the tree that the reference code
+# (``get_medusa_choice``) then takes: the first match, else `_OTHERS`.
 _AUTHORS = (
     ("vicuna", "7b", "vicuna_7b_stage2"),
     ("vicuna", "13b", "vicuna_13b_stage2"),
@@ -61,9 +61,9 @@ log = logging.getLogger(__name__)
 
 
 def authors_tree(target: str) -> str:
-    """The tree in `TREES` that the reference code takes for a target of this name."""
-    fitting = (tree for family, size, tree in _AUTHORS if family in target and size in target)
-    return next(fitting, _OTHERS)
+    """Return the tree in `TREES` that the reference code takes for a target of this name."""
+    matches = (tree for family, size, tree in _AUTHORS if family in target and size in target)
+    return next(matches, _OTHERS)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,16 +119,16 @@ class Medusa(FixedTreeDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """``[n]`` the tree's tokens."""
+        """Return the tree's tokens, ``[n]``."""
         logits = yield from self._head.guessing(feature, levels)
         return self._chosen(self._best(logits)[0], levels)
 
     def _chosen(self, best: torch.Tensor, levels: int) -> torch.Tensor:
-        """Tokens of the nodes of the first ``levels``, of one row of `_best`."""
+        """Return the tokens of the first ``levels``' nodes, from one row of `_best`."""
         n = sum(self._tree.level_sizes[:levels])
         tokens: torch.Tensor = self._head.to_target_ids(best[self._depths[:n], self._ranks[:n]])
         return tokens
 
     def _best(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""
+        """Return each row's candidates, ``[n, levels, ranks]``, as the heads' own ids."""
         return logits.topk(self._tree.n_ranks, dim=-1).indices

@@ -1,24 +1,24 @@
-"""ngram-map: what followed the last n tokens, where one continuation is much more frequent.
+"""ngram-map: draft what followed the last n tokens if one continuation is much more frequent.
 
 Source: llama.cpp's ``--spec-type ngram-map-k4v`` and ``ngram-map-k`` (ggml-org/llama.cpp,
     ``common/ngram-map.cpp``, pull request 18471). There is no paper.
-Method: the last n tokens are the key. Where it occurred before, with m tokens behind it and at
-    least one before, ``k4v`` counts the first four different continuations of m tokens up to that
-    place, and drafts from there if the most frequent one has at least twice the others' count.
-    ``k`` drafts without counting. A draft is no longer than what was accepted of the key's last
-    draft by that continuation, so a key whose draft failed drafts no more. A key's place is the
-    newest at the step when it was first met: a table of 2^18 hashes keeps it, and of two keys of
-    one hash the first.
+Method: the last n tokens are the key. If it occurred before, with m tokens after it and at least
+    one before, ``k4v`` counts the first four different continuations of m tokens up to that
+    position, and drafts from there if the most frequent one has at least twice the others' count.
+    ``k`` drafts without counting. A draft is at most as long as the accepted part of the key's
+    last draft by that continuation, so a key whose draft failed drafts no more. A key's position is
+    the newest at the step when the key was first met; a table of 2^18 hashes stores it, and the
+    first of two keys with one hash.
 Where ours differs, and why:
-    - llama.cpp keeps a slot's map for the next request, whose text it compares; ours begins each
+    - llama.cpp keeps a slot's map for the next request, whose text it compares; ours starts each
       turn with an empty map.
-    - No draft is longer than what may still be committed.
-As there, a place that was counted is counted again at the key's next draft, until it moves on.
-Example: ``size_n`` and ``size_m`` 2; in "x a b c d y a b c d z a b" both earlier "a b" went on with
+    - Drafts end at the last token that may still be committed.
+As there, a counted position is counted again at the key's next draft, until the key moves on.
+Example: ``size_n`` and ``size_m`` 2; in "x a b c d y a b c d z a b" both "a b" continue with
     "c d", which is drafted.
-Checked: drives identical steps in 25,254 of 25,254 beside llama.cpp's functions, in C++.
-    ``tests/methods/test_llamacpp_ngrams.py`` has the rule in plain code beside ours.
-State kept: map and table, for a turn (1 MB), so the state scope changes nothing.
+Checked: steps identical to llama.cpp's functions (C++) in 25,254 of 25,254.
+    ``tests/methods/test_llamacpp_ngrams.py`` restates the rule in plain code.
+State kept: map and table, for a turn (1 MB), so the state scope has no effect.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _FACTOR = np.uint64(2654435761)
 _MASK = np.uint64(2**32 - 1)
 _MOST_COUNTED = 16380
 
-# Columns of a key: where it is, up to where it was counted, how often it was met; then of each of
-# four values where it is (0: none), how often, and how much of its last draft was accepted.
+# Columns of a key: position, last counted position, times met; then for each of four values:
+# position (0: none), count, and accepted tokens of its last draft.
 _POSITION, _COUNTED, _HITS, _VALUES = 0, 1, 2, 3
 _COUNT, _ACCEPTED, _WIDTH = 1, 2, 3
 _MOST_VALUES = 4
@@ -50,11 +50,11 @@ _N_KEYS, _INDEXED, _KEY, _VALUE = 0, 1, 2, 3
 
 @dataclass(kw_only=True, eq=False)
 class NgramMap(Drafter):
-    """llama.cpp's ngram-map: what followed the last n tokens, if it mostly was the same.
+    """llama.cpp's ngram-map: drafts what followed the last n tokens, if it mostly was the same.
 
     Attributes:
         size_n: tokens of a key.
-        size_m: tokens of a value, drafted at most.
+        size_m: tokens of a value, and so of a draft, at most.
         min_hits: times that a key must have been met, in ``k4v``.
         variant: ``k4v`` or ``k``.
     """
@@ -132,13 +132,13 @@ def find(
     keys: Array, meta: Array, first: Array, text: Array, length: int, n_prompt: int, n: int, m: int,
     min_hits: int, key_only: bool,
 ) -> tuple[int, int]:  # fmt: skip
-    """Start and length of the draft; the key is ``text[length + 1 - n : length + 1]``.
+    """Return start and length of the draft; the key is ``text[length + 1 - n : length + 1]``.
 
     Args:
-        keys: ``[≥ keys, 15]`` int64, those met so far, and room for one more.
-        meta: ``[4]`` int64: keys; places below which all are in ``first``; key and value of the
-            draft, -1 for none.
-        first: int32 places by hash, 0 for none.
+        keys: ``[≥ keys, 15]`` int64, the keys met so far, and room for one more.
+        meta: ``[4]`` int64: number of keys; position below which all n-grams are in ``first``; key
+            and value of the draft, -1 for none.
+        first: int32 positions by hash, 0 for none.
         text: int64, of which ``text[length]`` is the root.
     """
     meta[_KEY] = -1
@@ -150,7 +150,7 @@ def find(
     cached = first[_hash(text, length + 1, n)]
     if 0 < cached < newest and _same(text, cached, key, n):
         position = cached
-    # The prompt's places first, as far as they are new; then the answer's.
+    # The prompt's new positions first, then the output's.
     borders = (n_prompt - n - m - 1, newest)
     lower = meta[_INDEXED]
     for part in range(2):
@@ -199,7 +199,7 @@ def find(
 
 @njit(cache=True)
 def _count_values(row: Array, text: Array, last: int, key: int, n: int, m: int) -> None:
-    """Count what followed the key, from where it was counted to last up to ``place``."""
+    """Count what followed the key, from its last counted position up to ``last``."""
     for at in range(row[_COUNTED], last + 1):
         if not _same(text, at, key, n):
             continue

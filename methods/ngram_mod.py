@@ -2,20 +2,20 @@
 
 Source: llama.cpp's ``--spec-type ngram-mod`` (ggml-org/llama.cpp, ``common/ngram-mod.cpp`` and
     ``common/speculative.cpp``, pull request 19164). There is no paper.
-Method: each n-gram of the text is hashed into a table of 2^22 tokens, where what followed it last
-    stands. A draft starts with the hash of the last n tokens and goes on with those of its own
-    tokens, until an entry is empty or ``n_max`` tokens are drafted; with fewer than ``n_min``
-    nothing is. An n-gram is never compared, so another one of the same hash drafts its token. New
-    text enters once more than 32 tokens lie behind the last n-gram stored. Five drafts in a row of
-    which less than a quarter was accepted empty the table, and the text enters it anew.
+Method: each n-gram of the text is hashed into a table of 2^22 tokens, which holds the token that
+    followed it last. A draft starts with the hash of the last n tokens and continues with hashes
+    that include its own tokens, until an entry is empty or ``n_max`` tokens are drafted; a draft of
+    fewer than ``n_min`` is dropped. N-grams are never compared, so another one of the same hash
+    drafts its token. New text enters once more than 32 tokens follow the last n-gram stored. Five
+    drafts in a row with less than a quarter accepted empty the table, and the text enters again.
 Where ours differs, and why:
     - llama.cpp also empties a table that is a quarter full, 2^20 n-grams, after a prompt; ours
-      counts filled entries, where its release may count those written twice.
-    - No draft is longer than what may still be committed.
-Example: ``n_match`` 2, ``n_max`` 3; after "a b c d e x a b" the table has c behind "a b", d behind
-    "b c" and e behind "c d": the draft is "c d e".
-Checked: drives identical steps in 6,872 of 6,872 beside llama.cpp's functions, in C++.
-    ``tests/methods/test_llamacpp_ngrams.py`` has the rule in plain code beside ours.
+      counts filled entries, where its release may count entries written twice.
+    - Drafts end at the last token that may still be committed.
+Example: ``n_match`` 2, ``n_max`` 3; after "a b c d e x a b" the table has c after "a b", d after
+    "b c" and e after "c d": the draft is "c d e".
+Checked: steps identical to llama.cpp's functions (C++) in 6,872 of 6,872.
+    ``tests/methods/test_llamacpp_ngrams.py`` restates the rule in plain code.
 State kept: the table, 16 MB, which llama.cpp shares between all requests (``paper_scope: run``).
 """
 
@@ -40,9 +40,9 @@ from specbench.decoding.structs import (
 
 _EMPTY = -1
 _FACTOR = np.uint64(6364136223846793005)
-_CHUNK = 32  # tokens behind the last n-gram stored beyond which the text is read on
+_CHUNK = 32  # new text is read once more than so many tokens follow the last n-gram stored
 _FULLEST = 0.25  # share of filled entries
-_LOW, _STREAK = 0.25, 5  # share of a draft that is low, and how many drafts of such empty the table
+_LOW, _STREAK = 0.25, 5  # a low accepted share, and how many such drafts in a row empty the table
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class NgramMod(Drafter):
         n_match: tokens of an n-gram.
         n_max: tokens drafted at most.
         n_min: tokens that a draft must have.
-        entries: of the table.
+        entries: size of the table.
     """
 
     name: str = "ngram_mod"
@@ -134,7 +134,7 @@ def _slot(table: Array, text: Array, begin: int, n: int) -> np.int64:
 
 @njit(cache=True)
 def enter(table: Array, text: Array, begin: int, end: int, n: int) -> int:
-    """Store what follows the n-grams that start in ``[begin, end)``; entries newly filled."""
+    """Store what follows the n-grams that start in ``[begin, end)``; return entries filled."""
     new = 0
     for start in range(begin, end):
         slot = _slot(table, text, start, n)
@@ -145,7 +145,7 @@ def enter(table: Array, text: Array, begin: int, end: int, n: int) -> int:
 
 @njit(cache=True)
 def walk(table: Array, text: Array, length: int, n: int, most: int) -> IntArray:
-    """``[≤ most]`` int64 tokens: from entry to entry, starting with the text's last n tokens."""
+    """Walk from entry to entry, starting with the last n tokens; ``[≤ most]`` int64 tokens."""
     tokens = np.empty(n + most, dtype=np.int64)
     tokens[:n] = text[length - n : length]
     for i in range(most):

@@ -1,24 +1,24 @@
-"""Cacheback: draft trees from a table of what followed the last tokens, under LRU eviction.
+"""Cacheback: draft trees from a table of earlier continuations, under LRU eviction.
 
 Paper: "Cacheback: Speculative Decoding With Nothing But Cache", EMNLP 2025, arXiv 2511.21699.
 Reference code studied: the authors' Spec-Bench fork (``model/cacheback``), by its description.
 Tables: a dynamic one, filled from prompt and answer by a sliding window, and a frozen one built
-    beforehand from a corpus. For the bundled model the frozen table is made on first use from the
-    English of installed documentation (``specbench.artifacts.documentation``), elsewhere by
+    beforehand from a corpus. For the bundled model the frozen table is built on first use from the
+    English of installed documentation (``specbench.artifacts.documentation``), otherwise by
     ``scripts/build_artifact.py``; its header names the corpus.
 Where ours differs, and why:
-    - The budget counts the tokens committed by the last step as the reference's does, although the
-      engine keeps their KV (``budget_counts: fixed`` counts the root alone).
+    - The budget includes the tokens committed by the last step, as the reference's does, although
+      the engine keeps their KV (``budget_counts: fixed`` counts only the root).
     - The first draft comes after the prompt's pass, not in it, as for every method here.
     - With several tables each one inserts exactly the windows that end on a new token; the
       reference inserts some old windows of the shorter tables again.
-    - The paper resets the table "before running each test case"; the code its numbers come from
-      does at every turn (``state_scope: paper``). ``prompt`` keeps it for a case, whose second turn
-      repeats the first one's text anyway.
+    - The paper resets the table "before running each test case"; the code behind its numbers resets
+      at every turn (``state_scope: paper``). ``prompt`` keeps the table for a case, whose second
+      turn repeats the first one's text anyway.
     - ``merge: true`` is ours: equal branches are shared and the budget counts distinct nodes.
-Example: ``follower_len`` 2; after "a b c a d e a" the dynamic table has "d e" and "b c" behind a,
+Example: ``follower_len`` 2; after "a b c a d e a" the dynamic table has "d e" and "b c" after a,
     the newest first, and the frozen one "f g": the tree has these three chains below the root,
-    and below e, c, g what followed those.
+    and the followers of e, c and g below those.
 State kept: the dynamic tables, bounded by leader_capacity × follower_capacity followers.
 """
 
@@ -69,16 +69,16 @@ class Cacheback(Drafter):
     Attributes:
         leader_len: tokens of a leader (LL).
         follower_len: tokens of a follower (FL).
-        leader_capacity: leaders of a table at most (LC).
-        follower_capacity: followers of a leader at most (FC).
-        total_draft_len: draft nodes plus tokens not yet cached, at most (TDL).
-        chaining_reserved: of these, kept for the tree's second level and deeper (CRT).
+        leader_capacity: maximum leaders of a table (LC).
+        follower_capacity: maximum followers of a leader (FC).
+        total_draft_len: maximum draft nodes plus tokens not yet cached (TDL).
+        chaining_reserved: part of these reserved for the tree's second level and deeper (CRT).
         table: ``dual``, ``dynamic`` or ``frozen``; ignored where ``tables`` is given.
         merge: share equal branches and count distinct nodes.
-        budget_counts: what the budget counts besides draft nodes: ``paper`` the tokens committed
-            by the last step, ``fixed`` the root alone.
+        budget_counts: tokens that the budget counts besides draft nodes: ``paper`` those committed
+            by the last step, ``fixed`` only the root.
         frozen_table: file of the frozen table; None takes the one in the cache folder.
-        tables: several tables, asked in this order, each a mapping with ``kind`` (``dynamic`` or
+        tables: several tables, queried in this order, each a mapping with ``kind`` (``dynamic`` or
             ``frozen``) and, where they differ from the above, leader_len, follower_len,
             leader_capacity, follower_capacity, frozen_table.
 
@@ -135,7 +135,7 @@ class Cacheback(Drafter):
                 order.append((DYNAMIC, len(self._dynamic)))
                 self._dynamic.append(LruTable(*(getattr(entry, key) for key in _SHAPE)))
         self._order = np.array(order, dtype=np.int64)
-        # Compiled code takes at least one table of each kind; one in no order is never asked.
+        # Compiled code takes at least one table of each kind; one not in `_order` is never queried.
         self._unused_table = LruTable(1, 1, 1, 1).arrays
         frozen = self._frozen or [FrozenTable.empty()]
         self._frozen_arrays = tuple(table.arrays for table in frozen)

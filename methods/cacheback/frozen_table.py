@@ -46,7 +46,7 @@ class FrozenTable(ArrayTable[FrozenArrays]):
 
     @classmethod
     def from_followers(cls, leaders: Array, offsets: Array, followers: Array) -> FrozenTable:
-        """A table in memory, of distinct leaders; see `FrozenArrays`."""
+        """Build a table in memory from distinct leaders; see `FrozenArrays`."""
         leaders = np.ascontiguousarray(leaders, dtype=np.int32)
         buckets = np.full(1 << max(2 * len(leaders), 2).bit_length(), NONE, dtype=np.int32)
         index_leaders(leaders, buckets)
@@ -77,7 +77,7 @@ class FrozenTable(ArrayTable[FrozenArrays]):
         return int(self.arrays.followers.shape[1])
 
     def followers(self, leader: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The followers of a leader, the most frequent first; empty if it is unknown."""
+        """Return a leader's followers, the most frequent first; empty for an unknown leader."""
         index = int(find_frozen(self.arrays, np.array(leader, dtype=np.int64), 0))
         if index == NONE:
             return []
@@ -90,7 +90,7 @@ CHUNK = 1 << 22
 
 
 class WindowPacking:
-    """How windows of ``width`` tokens below ``vocab_size`` become rows of uint64 words."""
+    """Packs windows of ``width`` tokens below ``vocab_size`` into rows of uint64 words."""
 
     def __init__(self, width: int, vocab_size: int) -> None:
         self.width = width
@@ -99,12 +99,12 @@ class WindowPacking:
         self.n_words = -(-width // self.per_word)
 
     def _bit_position(self, i: int) -> tuple[int, np.uint64]:
-        """Word and shift of token ``i``; the first token takes the highest bits of word 0."""
+        """Return word and shift of token ``i``; the first takes the highest bits of word 0."""
         word, slot = divmod(i, self.per_word)
         return word, np.uint64((self.per_word - 1 - slot) * self.bits)
 
     def pack(self, tokens: Array, starts: Array) -> Array:
-        """``[len(starts), words]``: the windows of ``tokens`` that begin at ``starts``."""
+        """Pack the windows of ``tokens`` that begin at ``starts``, ``[len(starts), n_words]``."""
         packed = np.zeros((len(starts), self.n_words), dtype=np.uint64)
         for i in range(self.width):
             word, shift = self._bit_position(i)
@@ -112,13 +112,13 @@ class WindowPacking:
         return packed
 
     def column(self, packed: Array, i: int) -> Array:
-        """Token ``i`` of every packed window, int32."""
+        """Return token ``i`` of every packed window, int32."""
         word, shift = self._bit_position(i)
         mask = np.uint64((1 << self.bits) - 1)
         return ((packed[:, word] >> shift) & mask).astype(np.int32)
 
     def unpack(self, packed: Array, first: int, last: int) -> Array:
-        """Tokens ``first .. last - 1`` of every packed window, ``[n, last - first]`` int32."""
+        """Unpack tokens ``first .. last - 1`` of every window, ``[n, last - first]`` int32."""
         out = np.empty((len(packed), last - first), dtype=np.int32)
         for i in range(first, last):
             out[:, i - first] = self.column(packed, i)
@@ -126,7 +126,7 @@ class WindowPacking:
 
 
 def _changes(rows: Array) -> Array:
-    """Indices at which sorted rows differ from the row before; 0 is one of them."""
+    """Return the indices at which sorted rows differ from the row before, 0 included."""
     if len(rows) == 0:
         return np.empty(0, dtype=np.int64)
     differ = np.ones(len(rows), dtype=np.bool_)
@@ -135,7 +135,7 @@ def _changes(rows: Array) -> Array:
 
 
 def _reduce(packed: Array, counts: Array | None) -> tuple[Array, Array]:
-    """Sorted distinct rows and how often each occurs (weighted by ``counts`` if given)."""
+    """Return sorted distinct rows and their counts (weighted by ``counts`` if given)."""
     if counts is None and packed.shape[1] == 1:
         ordered = np.sort(packed, axis=0)
     else:
@@ -157,7 +157,7 @@ class WindowCounter:
         width: tokens of a window.
         vocab_size: ids are below it.
         chunk: windows that are sorted at once; bounds the memory.
-        keep: of each window, the probability that it is counted.
+        keep: probability that a window is counted.
         seed: of that choice.
     """
 
@@ -221,7 +221,7 @@ class WindowCounter:
         return stored
 
     def merged(self) -> Iterator[tuple[Array, Array]]:
-        """Distinct windows in ascending order with their counts, range by range.
+        """Yield distinct windows in ascending order with their counts, range by range.
 
         All windows with one first token come in one range.
         """
@@ -253,7 +253,7 @@ def frequent_followers(
     leader_capacity: int,
     follower_capacity: int,
 ) -> FrozenTable:
-    """The table of the most frequent followers of the most frequent leaders.
+    """Build the table of the most frequent followers of the most frequent leaders.
 
     A leader's count is the number of windows that begin with it. Ties go to the smaller tokens.
 
@@ -306,11 +306,11 @@ def build(
     seed: int = 0,
     chunk: int = CHUNK,
 ) -> None:
-    """Count a corpus and write what is frequent.
+    """Count a corpus and write its frequent leaders and followers.
 
     Args:
-        corpus: None takes installed documentation, whose ids are kept in the cache folder that
-            ``path`` is in, so that tables of other lengths take seconds.
+        corpus: None takes installed documentation, whose ids are stored in the cache folder of
+            ``path``, so that tables of other lengths take seconds.
         keep_windows: probability that a window is counted.
         seed: of that choice.
         chunk: windows sorted at once; bounds the memory.

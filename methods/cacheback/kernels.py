@@ -4,8 +4,8 @@ One file, because numba's cache on disk notices a change in a function's own fil
 what it calls in another one: split up, an edit would leave stale machine code behind.
 
 Hash chains find entries and doubly linked lists keep them by recency, so every operation on a table
-is O(1). `methods.cacheback.table` and `methods.cacheback.frozen_table` own the arrays and say
-what they mean; `grow_tree` has the order in which a tree is drafted.
+is O(1). `methods.cacheback.table` and `methods.cacheback.frozen_table` own and describe the arrays;
+`grow_tree` defines the order in which a tree is drafted.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _SHIFT = np.uint64(29)
 
 @njit(cache=True, inline="always")
 def _mix(state: int, token: int) -> np.uint64:
-    """The state after one more token: multiply, then fold the high bits into the low ones."""
+    """Add one token to the state: multiply, then fold the high bits into the low ones."""
     mixed = (state ^ (np.uint64(token) + _SEED)) * _MIX
     return mixed ^ (mixed >> _SHIFT)
 
 
 @njit(cache=True, inline="always")
 def hash_tokens(seed: int, tokens: Array, start: int, count: int) -> int:
-    """Hash of ``tokens[start : start + count]`` as uint64; ``seed`` tells owners apart."""
+    """Hash ``tokens[start : start + count]`` to uint64; ``seed`` distinguishes owners."""
     state = _mix(np.uint64(0), seed)
     for i in range(start, start + count):
         state = _mix(state, tokens[i])
@@ -71,7 +71,7 @@ def _equal(rows: Array, row: int, column: int, key: Array, start: int, count: in
 
 @njit(cache=True)
 def find_leader(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
-    """Slot of the leader ``key[start : start + leader_len]``, or -1."""
+    """Return the slot of the leader ``key[start : start + leader_len]``, or -1."""
     leaders, _, buckets, _, meta = table
     length = meta[LEADER_LEN]
     bucket = hash_tokens(0, key, start, length) & np.uint64(len(buckets) - 1)
@@ -234,7 +234,7 @@ def _put_follower(table: tuple[Array, ...], owner: int, tokens: Array, start: in
 
 @njit(cache=True)
 def insert_windows(table: tuple[Array, ...], tokens: Array, begin: int, end: int) -> int:
-    """Insert the windows that end at ``begin .. end - 1``; returns where room ran out, or end."""
+    """Insert the windows that end at ``begin .. end - 1``; return where room ran out, or end."""
     leaders, followers, _, _, meta = table
     leader_len, window = meta[LEADER_LEN], meta[LEADER_LEN] + meta[FOLLOWER_LEN]
     limit = meta[LEADER_CAPACITY] * meta[FOLLOWER_CAPACITY]
@@ -271,7 +271,7 @@ def rechain(table: tuple[Array, ...]) -> None:
 
 @njit(cache=True)
 def find_frozen(table: tuple[Array, ...], key: Array, start: int) -> np.int64:
-    """Index of the leader ``key[start : start + leader_len]``, or -1."""
+    """Return the index of the leader ``key[start : start + leader_len]``, or -1."""
     leaders, buckets, _, _ = table
     length = leaders.shape[1]
     mask = np.int64(len(buckets) - 1)
@@ -352,7 +352,7 @@ def _add(
 
 @njit(cache=True)
 def _read_key(work: Array, leaf: int, buffer: Array, length: int, key: Array) -> int:
-    """Fill ``key`` from its end with the last tokens of text and path; returns how many."""
+    """Fill ``key`` from its end with the last tokens of text and path; return their number."""
     size = len(key)
     filled = 0
     node = leaf
@@ -404,26 +404,26 @@ def grow_tree(
 ) -> int:
     """Grow one draft tree below the last of ``buffer[:length]``.
 
-    The order is the reference's. A leaf is asked in all tables at once. Their followers are taken
-    in table order, in a dynamic table from most to least recent, in a frozen one from frequent to
+    The order is the reference's. A leaf is looked up in all tables at once. Followers are taken in
+    table order, in a dynamic table from most to least recent, in a frozen one from frequent to
     rare. The root comes first and may spend ``budget - reserve`` nodes; then the leaves, in the
-    order of their creation, share what is left plus ``reserve``. The first follower that does not
-    fit ends the root's turn or, below it, the tree. Asking touches the leader in dynamic tables,
+    order of their creation, share the rest plus ``reserve``. The first follower that does not fit
+    ends the root's turn or, below it, the tree. A look-up touches the leader in dynamic tables,
     nothing else.
 
-    Unmerged, every follower is a chain of its own, even where siblings share their first token.
-    Merged, a follower shares the nodes that are there already and only new nodes count, so a
-    budget is spent on distinct nodes; the follower that meets its end is kept as far as it goes.
+    Unmerged, every follower is a separate chain, even where siblings share their first token.
+    Merged, a follower shares existing nodes and only new nodes count, so a budget is spent on
+    distinct nodes; the follower that exhausts it is cut there.
 
     Nodes are numbered depth-first in pre-order, children in the order of their creation.
 
     Args:
         buffer: int64; ``buffer[:length]`` are the committed tokens.
-        budget: nodes of the tree at most.
-        reserve: of these, nodes kept for the second level and deeper.
+        budget: maximum nodes of the tree.
+        reserve: part of these reserved for the second level and deeper.
         merge: share equal nodes below one parent.
         order: ``[tables, 2]`` int64: `DYNAMIC` or `FROZEN`, and the index among its kind.
-        dynamic, frozen: at least one ``TableArrays`` and ``FrozenArrays``, even if in no order.
+        dynamic, frozen: at least one ``TableArrays`` and ``FrozenArrays``, also if not in use.
         work, key: int64 scratch, ``[budget + 1, SCRATCH]`` and ``[longest leader]``.
 
     Returns:

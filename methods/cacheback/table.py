@@ -2,14 +2,14 @@
 
 The table of Cacheback (arXiv 2511.21699, section 3.1): a leader of ``leader_len`` tokens maps to
 the tuples of ``follower_len`` tokens that came after it. Every operation is O(1): hash chains find
-entries, doubly linked lists keep them by recency.
+entries, doubly linked lists order them by recency.
 
 Touch rules: inserting and querying move the leader to the recent end of the leaders; a follower
 moves only when it is inserted, among the followers of its own leader. A new leader beyond
 ``leader_capacity`` evicts the least recent one with all its followers, a new follower beyond
 ``follower_capacity`` the least recent one of its leader.
 
-The arrays (`TableArrays`) are what compiled code works on. They double when full, up to the two
+Compiled code works on the arrays (`TableArrays`). They double when full, up to the two
 capacities, so an empty table of any capacity takes kilobytes.
 """
 
@@ -49,7 +49,7 @@ def _buckets(size: int) -> Array:
 
 
 def _wider(entries: Array, limit: int) -> Array:
-    """The same rows with room for twice as many, at most ``limit``."""
+    """Copy the rows into an array of twice the size, at most ``limit``."""
     size = min(2 * len(entries), limit)
     if size == len(entries):
         return entries
@@ -62,8 +62,8 @@ class LruTable:
     """One table; see the module's text for its rules.
 
     Args:
-        leader_capacity: leaders at most.
-        follower_capacity: followers of one leader at most.
+        leader_capacity: maximum leaders.
+        follower_capacity: maximum followers of one leader.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LruTable:
     def insert_windows(self, tokens: Array, begin: int, end: int) -> bool:
         """Insert every window of ``tokens`` that ends at a position in ``[begin, end)``.
 
-        Windows that would start before position 0 are left out; the oldest goes first.
+        Windows that would start before position 0 are skipped; the oldest comes first.
 
         Returns:
             Whether ``arrays`` was replaced by a larger one.
@@ -121,7 +121,7 @@ class LruTable:
         return True
 
     def snapshot(self) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
-        """Leaders from least to most recent, each with its followers in the same order."""
+        """Return leaders from least to most recent, each with its followers in the same order."""
         leaders, followers, _, _, meta = self.arrays
         entries = []
         leader = int(meta[k.LEAST_RECENT])

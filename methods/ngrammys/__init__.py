@@ -2,37 +2,37 @@
 
 Paper: "The N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched
     Speculation", arXiv 2411.03786. There is no repository; its appendix B has listings, which
-    differ from the text in places (below). The text is implemented, but for the unigram.
+    differ from the text in places (below). We implement the text, except for the unigram.
 Strategies:
-    unigram          k single tokens by the model's embeddings alone; the same at every step.
+    unigram          k single tokens by the model's embeddings only; the same at every step.
     bigram           k single tokens, most probable after the last one alone.
     extended_bigram  the same k, each continued to w tokens by the bigram's best next token.
-    context          what followed the last q tokens in the text, w tokens each, most frequent
+    context          continuations of the last q tokens in the text, w tokens each, most frequent
                      first, ties to the later one; only whole windows count.
     mixed            as many context rows as there are, the rest extended bigrams: the paper's.
 Layouts: ``batch`` runs the k rows as a batch, each with the whole text in its own cache, as in the
-    paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens but
-    where ``context`` finds fewer than k rows: the batch then repeats rows or the last token (MAT
+    paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens
+    unless ``context`` finds fewer than k rows: the batch then repeats rows or the last token (MAT
     1.30 in the batch layout, 1.22 as a tree, on texts without matches).
-Model table: next tokens after every single token, made by running the model once over its
-    vocabulary: on first use for the bundled model, elsewhere by ``scripts/build_artifact.py``.
+Model table: next tokens after every single token, from running the model once over its vocabulary:
+    on first use for the bundled model, otherwise by ``scripts/build_artifact.py``.
 Where ours differs, and why:
     - Extended bigrams repeat the bigram's best token. The paper names greedy decoding with the
-      model as the alternative and does not say which it used.
-    - ``bos: false``: the paper does not say whether a begin token precedes the single token.
-    - The listing of the context n-gram has no recency and returns the query, too.
+      model as the alternative and does not specify which it used.
+    - ``bos: false``: the paper does not specify whether a begin token precedes the single token.
+    - The listing of the context n-gram ignores recency and returns the query, too.
     - The unigram is the listing's, by an inner product: the text's, nearest to the mean output
       embedding, ranks rare words first (`rank_unigrams`).
-    - A bigram row equal to a context row is left out for the next best one.
-    - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
-      repeated, or without any the last token. A tree has only the rows there are.
+    - A bigram row equal to a context row is replaced by the next best one.
+    - If ``context`` finds fewer than k rows, the batch keeps its shape by repeating the last row,
+      or the last token if there is none. A tree has only the rows found.
     - The first draft comes after the prompt's pass, as for every method here.
 Example: ``k`` 3, ``w`` 2 after "a b c a d e a", where the model says f after a and g after f: the
     rows are "d e", the later one, "b c" and "f g".
-State kept: none beyond the committed tokens, so the state scope changes nothing.
-Recorded for each step (``drafter`` in the records): how many rows either source gave, in the order
-    they were run (context first, best first), and of the row that won its place among all rows,
-    its source and its rank there.
+State kept: none beyond the committed tokens, so the state scope has no effect.
+Recorded for each step (``drafter`` in the records): the number of rows from either source, in run
+    order (context first, best first), and the winning row's index among all rows, its source and
+    its rank there.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _CONTEXT, _MODEL = 0, 1
 
 
 class _StepRows(NamedTuple):
-    """The rows of one step, those from the text's n-grams first, either source's best first."""
+    """The rows of one step: the text's n-grams first, either source's best first."""
 
     context: int
     model: int
-    winner: int  # row of the accepted path (of the first of equal ones), -1 where none was
+    winner: int  # row of the accepted path (the first of equal rows), -1 for none
     accepted: int  # draft tokens
 
 
@@ -80,10 +80,10 @@ class NGrammys(Drafter):
         strategy: ``unigram``, ``bigram``, ``extended_bigram``, ``context`` or ``mixed``.
         k: rows.
         w: tokens of a row; ``unigram`` and ``bigram`` have one.
-        q: last tokens that a context n-gram must begin with.
+        q: last tokens of the text that a context n-gram must begin with.
         layout: ``batch`` or ``tree``.
-        merge: in the tree, share what rows have in common from their beginning.
-        bos: take the table whose contexts had the begin token before the single token.
+        merge: in the tree, share the common beginnings of rows.
+        bos: take the table built with the begin token before the single token.
         bigram_table: file of the model's table; None takes the one in the cache folder.
     """
 
@@ -138,9 +138,9 @@ class NGrammys(Drafter):
         self._rows = np.zeros((self.k, self._width), dtype=np.int64)
         size = self.k * self._width
         self._nodes = np.empty((3, size), dtype=np.int64)
-        places = np.arange(size)
-        self._chains = np.where(places % self._width == 0, -1, places - 1)
-        self._row_of_node = places // self._width
+        indices = np.arange(size)
+        self._chains = np.where(indices % self._width == 0, -1, indices - 1)
+        self._row_of_node = indices // self._width
         # Compiles, or loads what was compiled before, outside any clock.
         state = DecodeState(np.zeros(self.q + self._width + 1, dtype=np.int64), 1)
         self.propose(state)
@@ -223,7 +223,7 @@ class NGrammys(Drafter):
         }
 
     def _origin(self, step: _StepRows) -> tuple[str | None, int]:
-        """Source of the row that won and its place among that source's rows; None and -1: none."""
+        """Return the winning row's source and its index in that source's rows, or None and -1."""
         context, model = self.source_names
         if step.winner < 0:
             return None, -1
@@ -233,7 +233,7 @@ class NGrammys(Drafter):
         return model, step.winner - step.context
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        if self._counts is None:  # a recorded turn is fed again: nothing was proposed
+        if self._counts is None:  # a recorded turn is replayed: nothing was proposed
             return
         path = outcome.path
         winner = int(self._owners[path[-1]]) if len(path) else -1

@@ -1,8 +1,8 @@
 """N-Grammys' model-derived n-grams: a model's most probable next tokens after every single token.
 
-Built by running the model once on every id of its vocabulary, and kept as ids only. The table of
-continuations ``[vocab, k, w]`` of the paper follows from it (each token's best next one, again and
-again), so it is not stored. The unigram ranking comes from the model's embeddings.
+Built by running the model once on every id of its vocabulary; only ids are stored. The paper's
+table of continuations ``[vocab, k, w]`` follows from it by repeating each token's best next one,
+so it is not stored. The unigram ranking comes from the model's embeddings.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class BigramTable(NamedTuple):
         """Refuse a table that was built from other weights (in whatever dtype).
 
         Args:
-            found: ``sample_weights`` of the run's model.
+            sample: ``sample_weights`` of the run's model.
             path: the table's file.
 
         Raises:
-            ArtifactError: it was.
+            ArtifactError: the weights differ.
         """
         scale = np.abs(self.sample).max(initial=0.0)
         if sample.shape != self.sample.shape or not np.allclose(
@@ -93,18 +93,18 @@ class BigramTable(NamedTuple):
 
 
 def embedding_weight(embeddings: Any) -> torch.Tensor:
-    """``[vocab, hidden]`` of input or output embeddings, which transformers types as any module."""
+    """Return ``[vocab, hidden]`` weights of embeddings, which transformers types as any module."""
     weight: torch.Tensor = embeddings.weight
     return weight
 
 
 def digest(sample: Array) -> str:
-    """A short name of sampled weights."""
+    """Hash sampled weights to a short name."""
     return hashlib.sha256(np.ascontiguousarray(sample, dtype="<f4").tobytes()).hexdigest()[:12]
 
 
 STEM = "bigram_table"
-# Raised when the same model gives another table: every machine then builds again.
+# Raised when the same model gives another table: every machine then rebuilds it.
 BUILDER_VERSION = 2  # 2: unigrams ranked as the paper's listing does
 
 # Contexts per pass.
@@ -112,11 +112,11 @@ _BATCH = 256
 
 
 def rank_unigrams(model: PreTrainedModel, count: int) -> Array:
-    """The ids that the paper's listing ranks first as unigrams: smallest ``ūᵀ Vᵀ V u_x``.
+    """Rank ids as unigrams like the paper's listing: smallest ``ūᵀ Vᵀ V u_x`` first.
 
     u are the output embeddings, ū their mean, V the input embeddings. The paper's text ranks by the
-    distance ``‖u_x − ū‖_V`` instead, nearest first. The two orders differ: the text's order of the
-    bundled model begins with " Yoga" and " neurological", which no answer holds, the listing's
+    distance ``‖u_x − ū‖_V`` instead, nearest first. The two orders differ: for the bundled model
+    the text's begins with " Yoga" and " neurological", which occur in no output, the listing's
     with a space, " (", " and" and ",". We follow the listing (Appendix B).
 
     Returns:
@@ -141,7 +141,7 @@ def build_table(
     Args:
         model: a causal language model in eval mode.
         top: next ids kept.
-        bos_id: begin token put before each id; None for none (the paper does not say).
+        bos_id: begin token before each id, if any (the paper does not specify it).
         batch: contexts per pass.
     """
     from specbench.models.checkpoints.weights import sample_weights
@@ -170,7 +170,7 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
             input_ids=ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1
         ).logits[:, -1]
         values, indices = torch.topk(logits, top)
-        # Equal logits in the order of ids, so that every machine's table is the same.
+        # Ties in the order of ids, so that every machine builds the same table.
         by_id = torch.sort(indices, stable=True)
         by_value = torch.sort(
             values.gather(1, by_id.indices), dim=1, descending=True, stable=True
@@ -191,7 +191,7 @@ def build(tokenizer: Any, path: Path, *, top: int = TOP, bos: bool = False) -> N
 
 
 def begin_token(tokenizer: Any) -> int:
-    """The tokenizer's begin token.
+    """Return the tokenizer's begin token.
 
     Raises:
         ConfigurationError: it has none.
@@ -203,7 +203,7 @@ def begin_token(tokenizer: Any) -> int:
 
 
 def load_model_of(tokenizer: Any) -> PreTrainedModel:
-    """The model in the folder that a tokenizer was loaded from."""
+    """Load the model from the folder that a tokenizer was loaded from."""
     from transformers import AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

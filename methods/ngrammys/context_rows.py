@@ -35,16 +35,16 @@ def _equal(text: Array, start: int, other: int, count: int) -> bool:
 
 @njit(cache=True)
 def context_rows(text: Array, length: int, query: int, width: int, rows: Array) -> int:
-    """What followed the text's last tokens earlier, the most frequent first.
+    """Find continuations of the text's last tokens, the most frequent first.
 
-    Only whole windows of ``query + width`` tokens inside the text count. Of equally frequent ones,
-    the one that occurred later comes first.
+    Only whole windows of ``query + width`` tokens inside the text count. Ties go to the
+    continuation that occurred later.
 
     Args:
         text: int64 ids, of which ``text[:length]`` counts.
         query: last tokens that must match (q).
         width: tokens that follow (w).
-        rows: int64 ``[k, >= width]``, written; how many is returned.
+        rows: int64 ``[k, >= width]``, written; their number is returned.
     """
     tail = length - query
     last_start = tail - width  # of a match; its window ends with the text at the latest
@@ -59,7 +59,7 @@ def context_rows(text: Array, length: int, query: int, width: int, rows: Array) 
             n_matches += 1
     if n_matches == 0:
         return 0
-    # Groups of equal windows, in the order of their latest occurrence, found by hashing.
+    # Group equal windows by hashing, in the order of their latest occurrence.
     mask = 1
     while mask < 2 * n_matches:
         mask <<= 1
@@ -101,14 +101,14 @@ def context_rows(text: Array, length: int, query: int, width: int, rows: Array) 
 
 @njit(cache=True)
 def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) -> int:
-    """Rows that begin with given tokens and go on with each token's most probable next one.
+    """Write rows that begin with given tokens and continue with each token's best next token.
 
-    Rows equal to one of the ``done`` rows already there are left out.
+    Rows equal to one of the first ``done`` rows are skipped.
 
     Args:
         table: int32 ``[vocab, K]`` most probable next tokens, best first.
-        firsts: ids that rows begin with, best first.
-        rows: int64 ``[k, >= width]``, written from row ``done`` on; how many there are is returned.
+        firsts: first ids of rows, best first.
+        rows: int64 ``[k, >= width]``, written from row ``done`` on; the number of all is returned.
     """
     given = done
     for first in firsts:
@@ -130,7 +130,7 @@ def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) 
 
 @njit(cache=True)
 def _shared(rows: Array, row: int, other: int, width: int) -> int:
-    """How many tokens two rows share from their beginning."""
+    """Count the tokens that two rows share from their beginning."""
     for j in range(width):
         if rows[row, j] != rows[other, j]:
             return j
@@ -141,17 +141,17 @@ def _shared(rows: Array, row: int, other: int, width: int) -> int:
 def merge_rows(
     rows: Array, count: int, width: int, tokens: Array, parents: Array, owners: Array
 ) -> int:
-    """The tree of rows whose common beginnings are shared.
+    """Merge rows into a tree that shares their common beginnings.
 
     Args:
         rows: int64 ``[>= count, >= width]``.
         tokens, parents, owners: int64 ``[>= count * width]``, written: nodes, and the first row
-            that has each. How many is returned.
+            of each. The number of nodes is returned.
     """
     n = 0
     path = np.empty((count, width), dtype=np.int64)
     for i in range(count):
-        # The earlier row that shares most tokens from the beginning lends its nodes.
+        # The earlier row with the longest common beginning lends its nodes.
         shared, lender = 0, -1
         for earlier in range(i):
             same = _shared(rows, earlier, i, width)
