@@ -15,7 +15,7 @@ survival    SpecDec++, arXiv 2405.19715; Kaffaljidhmah2/SpecDec_pp ``hf_generati
 marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             ``v1/worker/gpu/spec_decode/adaptive_verification.py``, for one sequence: as many of the
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
-            takes a node while its survival times an AR step's time exceeds its verification cost.
+            takes a node while its path probability times an AR step's time exceeds its cost.
             With ``batch.budget=global`` nodes are chosen over the drafts of all sequences that are
             decoded at once, and scaled by the acceptance of the group's last nodes; without it
             each sequence pays alone. Every 8 steps the group checks on the surface whether a token
@@ -286,35 +286,35 @@ class Adaptive(Composite):
             return _depths(tree.parents) <= self._arm + 1
         if self.policy == "marginal":
             return self._budget.allocate([DraftBid(tree, context, 1)])[0].selected
-        nodes = zip(self._chances(tree), _survival(tree), _depths(tree.parents), strict=True)
+        nodes = zip(self._token_probs(tree), _path_probs(tree), _depths(tree.parents), strict=True)
         return _not_ended(tree.parents, np.array([self._ends(*node) for node in nodes]))
 
-    def _stops(self, chance: float, survival: float) -> bool:
-        self._node_probs.append(chance)
-        return self._ends(chance, survival, len(self._node_probs))
+    def _stops(self, token_prob: float, path_prob: float) -> bool:
+        self._node_probs.append(token_prob)
+        return self._ends(token_prob, path_prob, len(self._node_probs))
 
-    def _ends(self, chance: float, survival: float, depth: int) -> bool:
+    def _ends(self, token_prob: float, path_prob: float, depth: int) -> bool:
         """Return whether the draft ends after a node at this depth, counted from 1."""
         if self.policy == "threshold":
-            return chance < self._confidence
-        return self.policy == "survival" and survival < self.least and depth >= self.shortest
+            return token_prob < self._confidence
+        return self.policy == "survival" and path_prob < self.least and depth >= self.shortest
 
-    def _chances(self, tree: DraftTree) -> FloatArray:
+    def _token_probs(self, tree: DraftTree) -> FloatArray:
         """Return the probability of each node given its parent, ``[n]``."""
         if len(self._node_probs) >= len(tree):  # a chain: as reported, not a rounded quotient
             return np.array(self._node_probs[: len(tree)])
-        survival = _survival(tree)
-        above = np.append(survival, 1.0)[tree.parents]  # -1, the root, is the last one
-        return np.divide(survival, above, out=np.zeros_like(survival), where=above > 0)
+        path_probs = _path_probs(tree)
+        above = np.append(path_probs, 1.0)[tree.parents]  # -1, the root, is the last one
+        return np.divide(path_probs, above, out=np.zeros_like(path_probs), where=above > 0)
 
     # -- threshold -------------------------------------------------------------------------------
 
     def _learn(self, verified: DraftTree, path: IntArray) -> None:
         accepted = np.zeros(len(verified) + 1, dtype=np.bool_)  # the root is the last one
         accepted[path] = accepted[-1] = True
-        chances = self._chances(verified)
+        token_probs = self._token_probs(verified)
         for node in np.flatnonzero(accepted[verified.parents]):
-            self._judged.append((float(chances[node]), bool(accepted[node])))
+            self._judged.append((float(token_probs[node]), bool(accepted[node])))
         if len(self._judged) > 5 and len({right for _, right in self._judged}) == 2:
             self._confidence = best_threshold(*map(np.array, zip(*self._judged, strict=True)))
 
@@ -341,14 +341,14 @@ class Adaptive(Composite):
         self._calls[self._arm] += 1
 
 
-def best_threshold(chances: FloatArray, accepted: BoolArray) -> float:
+def best_threshold(token_probs: FloatArray, accepted: BoolArray) -> float:
     """Return the stopping threshold that costs the fewest mistakes.
 
     A false positive costs 1, a false negative 3, each as a share of its class; among equals the
     largest threshold wins. Both classes must occur.
     """
-    thresholds = np.unique(chances)[::-1]
-    taken = chances >= thresholds[:, None]
+    thresholds = np.unique(token_probs)[::-1]
+    taken = token_probs >= thresholds[:, None]
     false_positives = (taken & ~accepted).sum(1) / (~accepted).sum()
     false_negatives = 1 - (taken & accepted).sum(1) / accepted.sum()
     return float(thresholds[(false_positives + 3 * false_negatives).argmin()])
@@ -362,7 +362,7 @@ class History(NamedTuple):
 
     Attributes:
         verified: nodes that were verified.
-        expected: how many of them should be right by their ``survival``.
+        expected: how many of them should be right by their ``path_probs``.
         accepted: how many were right.
     """
 
@@ -375,7 +375,7 @@ class History(NamedTuple):
         return History(*(number / 2 for number in self))
 
     def plus(self, tree: DraftTree, accepted: int) -> History:
-        expected = self.expected + float(_survival(tree).sum())
+        expected = self.expected + float(_path_probs(tree).sum())
         return History(self.verified + len(tree), expected, self.accepted + accepted)
 
 
@@ -446,7 +446,7 @@ class RowBudget:
         costs = self.seconds(n_sequences, context)
         worth = self._token_values(last, context)
         worth = worth * _right([bid.history.expected for bid in bids], bids)
-        saved_by_draft = [_survival(tree) * w for tree, w in zip(trees, worth, strict=True)]
+        saved_by_draft = [_path_probs(tree) * w for tree, w in zip(trees, worth, strict=True)]
         saved = np.concatenate(saved_by_draft)
         order = np.argsort(-saved, kind="stable")
         costs = costs[: len(order) + 1]
@@ -515,7 +515,7 @@ def _last(bids: Sequence[DraftBid]) -> BoolArray:
 # -- trees -----------------------------------------------------------------------------------------
 
 
-def _survival(tree: DraftTree) -> FloatArray:
+def _path_probs(tree: DraftTree) -> FloatArray:
     if not len(tree):
         return np.empty(0)
     assert tree.path_probs is not None

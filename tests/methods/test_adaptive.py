@@ -146,8 +146,8 @@ def test_marginal_buys_what_pays(tmp_path, seconds, rate, plain):
         drafter, state = ready(policy="marginal", surface=file, objective=objective)
         assert step(drafter, state, 0) == n_verified
     # By hand: all counts of nodes, their tokens over their time.
-    survival = np.array(FixedTree().path_probs)
-    values = [(1 + survival[:n].sum()) / seconds[n] for n in range(5)]
+    path_probs = np.array(FixedTree().path_probs)
+    values = [(1 + path_probs[:n].sum()) / seconds[n] for n in range(5)]
     assert int(np.argmax(values)) == rate
 
 
@@ -191,10 +191,10 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
         for _ in range(n_sequences):
             n = int(random.integers(0, 4))
             parents = np.array([random.integers(-1, i) for i in range(n)], dtype=np.int64)
-            chances, survival = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
+            chances, path_probs = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
             for node, parent in enumerate(parents):
-                survival[node] = survival[parent] * chances[node]
-            trees.append(DraftTree(np.ones(n, np.int64), parents, path_probs=survival[:-1]))
+                path_probs[node] = path_probs[parent] * chances[node]
+            trees.append(DraftTree(np.ones(n, np.int64), parents, path_probs=path_probs[:-1]))
         slots = [Adaptive(drafter=FixedTree(), policy="marginal", surface=file) for _ in trees]
         for slot, tree in zip(slots, trees, strict=True):
             slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
