@@ -10,7 +10,7 @@ from analysis.runs.comparisons import ComparedRuns, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.settings import typed_value, varied_knobs
 from specbench.results.metrics import METRICS
-from specbench.results.records import DIFFERS, OWN_ENGINE, VERDICTS
+from specbench.results.records import AUDIT_STATUSES, DIFFERS, OWN_ENGINE
 from specbench.results.summary_schema import interval
 from specbench.results.tasks import OVERALL
 
@@ -54,7 +54,7 @@ def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
                 line: dict[str, object] = {
                     **row,
                     **more,
-                    **dict.fromkeys([*VERDICTS, DIFFERS], 0),
+                    **dict.fromkeys([*AUDIT_STATUSES, DIFFERS], 0),
                     **row["lossless"],
                     **{name: getattr(run, name) for name in _OF_RUN},
                     "run": names[run.path],

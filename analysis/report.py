@@ -32,7 +32,7 @@ from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, load_table
 from analysis.tabular.table import ResultTable, csv_text
 from specbench.results.cells import NumberCell, numeric_columns
-from specbench.results.conditions import DEFINITIONS, joined
+from specbench.results.conditions import DEFINITIONS, join_conditions
 from specbench.results.headline_table import SPEEDUP
 from specbench.results.names import display_name
 from specbench.results.records import OWN_ENGINE
@@ -130,7 +130,7 @@ def _section(
         "tables": tables,
         "pictures": [_picture(figure) for figure in figures],
         "csv": _address("text/csv;charset=utf-8", numbers.encode()) if numbers else "",
-        "conditions": joined(map(conditions_of, comparisons)),
+        "conditions": join_conditions(map(conditions_of, comparisons)),
     }
 
 

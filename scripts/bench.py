@@ -1,12 +1,12 @@
-"""Measure what no run of ``run.py`` shows, all that is compared turn about in one process.
+"""Measure what no run of ``run.py`` shows; what is compared takes turns in one process.
 
     python -m scripts.bench passes             # a CPU's pass by one call and form of weights
-    python -m scripts.bench steps              # what a step takes beside the pass, part by part
+    python -m scripts.bench steps              # a step's time outside the pass, part by part
     python -m scripts.bench others             # plain decoding in transformers and llama.cpp, too
     python -m scripts.bench gpu PART [KEY=VALUE ...]   # a part of make gpu-check
     python -m scripts.bench vllm RUN --model FOLDER    # our drafters inside vLLM (docs/servers.md)
 
-Compare ratios of one call, not numbers of two. ``--help`` behind a section says more.
+Compare ratios of one call, not numbers of two. ``--help`` after a section says more.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def pass_over(target: Target, rows: int) -> Callable[[object], object]:
     return lambda _: target.forward(7, tree).greedy()
 
 
-# What a step takes beside the target's pass.
+# A step's time outside the target's pass.
 
 DRAFTS: dict[str, dict[str, Any]] = {  # methods, and knobs other than a run's
     "ar": {},
@@ -446,7 +446,7 @@ GPU_PARTS: dict[str, Callable[[Options], Results]] = {
 }
 
 
-# Our drafters inside vLLM, against vLLM without one and beside our engine.
+# Our drafters inside vLLM, compared with vLLM without one and with our engine.
 
 Steps: TypeAlias = list[tuple[int, int]]  # drafted and accepted tokens of steps that had a draft
 

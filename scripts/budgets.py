@@ -1,4 +1,4 @@
-"""Lines of each room, beside what ``budgets.toml`` allows: ``python -m scripts.budgets [--lower]``.
+"""Compare the lines of each room with ``budgets.toml``: ``python -m scripts.budgets [--lower]``.
 
 A room is a folder of ``specbench/``, or one of the other packages; its tests lie in the folder of
 ``tests/`` with its name. source: lines of its Python, and of the tables that its code interprets

@@ -115,7 +115,7 @@ _DATASTORE = """REST's datastore: a corpus with its suffix array.
     build_artifact.py datastore --model smollm2_135m --corpus outputs --cases results/RUN
     build_artifact.py datastore --model smollm2_135m --corpus documentation
 
-It takes eight bytes for each token, and twelve more beside it while it is being built (the
+It takes eight bytes for each token, and twelve more while it is being built (the
 authors' UltraChat, at six bytes a token: 12 GB). A datastore made of earlier outputs (prompts and
 answers of a run) makes the next run on the same questions look better than it is.
 """

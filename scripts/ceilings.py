@@ -3,7 +3,7 @@
     python -m scripts.ceilings RUNS --surface surfaces/vicuna7b-h200.json --claims vicuna7b
 
 A ceiling is AR decoding's time over the time of a method's own steps: each pass at the price of its
-rows behind its text on that surface, drafting free. It needs no replay, as `steps.parquet` has the
+rows after its text on that surface, drafting free. It needs no replay, as `steps.parquet` has the
 rows. It is no speedup: drafting takes time, and another model accepts other tokens.
 """
 

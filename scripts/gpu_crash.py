@@ -1,4 +1,4 @@
-"""Whether captured passes survive what another program does to the GPU's memory.
+"""Check that captured passes survive what other programs do to the GPU's memory.
 
     python -m scripts.gpu_crash all [--out FILE]    all cases, without the mend and with it
     FIX=0 python -m scripts.gpu_crash CASE          one case without the mend, in this process
@@ -52,7 +52,7 @@ def model() -> PreTrainedModel:
 
 @torch.inference_mode()
 def disturb(case: str, stream: torch.cuda.Stream) -> list[torch.Tensor]:
-    """Do what the case does; returns tensors of sevens that nobody may write to."""
+    """Do what the case does; returns tensors of sevens that must not change."""
     sevens: list[torch.Tensor] = []
     if case == "compiled":
         other = model()
@@ -74,7 +74,7 @@ def disturb(case: str, stream: torch.cuda.Stream) -> list[torch.Tensor]:
 
 
 def run_case(case: str) -> str:
-    """Whether both decodes gave the ``same`` tokens, or ``other`` ones.
+    """Tell whether both decodes gave the ``same`` tokens, or ``other`` ones.
 
     Raises:
         RuntimeError: the second one could not run.
@@ -102,7 +102,7 @@ def run_case(case: str) -> str:
 
 
 def in_process(case: str, fix: str) -> str:
-    """How a case ends in a process of its own."""
+    """Run a case in its own process; returns how it ended."""
     command = [sys.executable, "-m", "scripts.gpu_crash", case]
     try:
         ran = subprocess.run(

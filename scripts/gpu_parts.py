@@ -1,6 +1,6 @@
 """The parts of `gpu_visit.py`: what each runs, how long it may take and what it must show.
 
-The third visit's parts, of kernels that are still to be written, come behind the second's.
+The third visit's parts, of kernels that are still to be written, come after the second's.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What a GPU must show, part by part, so that a quarter of an hour on one is used well.
+"""Run the GPU checks part by part, to use a quarter of an hour on a GPU well.
 
     make gpu-check                                 every part that is not done yet
     make gpu-check ARGS='--visit 1 --seconds 560'  the first visit, within ten minutes
@@ -66,7 +66,7 @@ def earlier(part: Part, out: Path, versions: dict[str, str]) -> Iterator[dict[st
 
 
 def keep(part: Part, result: dict[str, Any], out: Path) -> None:
-    """Write what one part gave, so that a kill at any later moment costs nothing of it."""
+    """Write the result of one part at once, so that a later kill loses nothing."""
     half = out / "parts" / f"{part.name}.half"
     half.write_text(json.dumps(result, indent=1))
     half.replace(half.with_suffix(".json"))

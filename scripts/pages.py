@@ -4,7 +4,7 @@
     python scripts/pages.py --check    exit 1 where a page is not what its records say
     python scripts/pages.py --pictures also draw each picture above a ``Record:`` from that record
 
-A table stands between two comments; the first one says what it is made of::
+A table is between two comments; the first one defines it::
 
     <!-- table
     from: docs/measurements/MACHINE/RUN docs/measurements/MACHINE/FILE.json
@@ -14,11 +14,11 @@ A table stands between two comments; the first one says what it is made of::
 
 The first column holds the rows' own names. A number is looked up by the words of its row and of
 its column: keys, labels, tasks and other values on the way to it through the record, with ``_``
-for a space, and ``@NAME`` for the record of that name. Behind a colon stands how to show it: a
+for a space, and ``@NAME`` for the record of that name. After a colon comes its format: a
 format (``.1f``, ``,d``), ``ci`` for its interval, ``ms`` for seconds in milliseconds, ``%``. The
-row ``*`` stands for every method of the first record, the fastest first. Below a table, and behind
-``Record:`` below a picture, stand machine, date and commit of its records. Between
-``<!-- metrics -->`` and ``<!-- end -->`` stands the list of metrics.
+row ``*`` means every method of the first record, the fastest first. Below a table, and after
+``Record:`` below a picture, come machine, date and commit of its records. Between
+``<!-- metrics -->`` and ``<!-- end -->`` is the list of metrics.
 """
 
 import csv
@@ -71,7 +71,7 @@ class Record:
 
     def _add(self, node: Any, keywords: set[str]) -> None:
         if isinstance(node, dict):
-            # Labels of one method are told apart.
+            # The method does not distinguish its labels.
             names = [v for k, v in node.items() if k != "method" or "label" not in node]
             values = {str(v).replace(" ", "_") for v in names if type(v) in (str, int)}
             for key, value in node.items():
@@ -144,12 +144,12 @@ def render(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
                 except LookupError as error:
                     lost.append(str(error))
             lines.append(f"| {' | '.join(cells)} |")
-        if caption := _measured(records, root):
+        if caption := _caption(records, root):
             lines += ["", caption]
         return "\n".join([match[1].rstrip(), "", *lines, "", match[5]])
 
     def picture(match: re.Match[str]) -> str:
-        caption = _measured(re.findall("`([^`]+)`", match["records"]), root)
+        caption = _caption(re.findall("`([^`]+)`", match["records"]), root)
         return match["shown"] + (f" {caption}" if caption else "")
 
     page = _METRICS.sub(lambda match: f"{match[1]}\n{metrics_table()}\n{match[2]}", page)
@@ -180,7 +180,7 @@ def _cell(record: Record, keywords: Sequence[str], form: str) -> str:
     return text
 
 
-def _measured_by(record: Path) -> tuple[str, str, str]:
+def _origin(record: Path) -> tuple[str, str, str]:
     """Read date, commit and processor from a run's folder or a file; empty if not recorded."""
     file = record / MANIFEST if record.is_dir() else record
     if file.suffix != ".json" or not file.is_file():
@@ -194,10 +194,10 @@ def _measured_by(record: Path) -> tuple[str, str, str]:
     return date, (git.get("commit") or "")[:8], (gpus or [hardware.get("cpu") or ""])[0]
 
 
-def _measured(records: Sequence[str], root: Path) -> str:
+def _caption(records: Sequence[str], root: Path) -> str:
     folders = [root / record for record in records]
     paths = [path for folder in folders for path in [folder, *folder.glob("*/")]]  # a sweep's runs
-    origins = [_measured_by(path) for path in paths]
+    origins = [_origin(path) for path in paths]
     dates, commits, machines = (sorted({o[i] for o in origins if o[i]}) for i in range(3))
     parts = [f"on {' and '.join(machines)}"] if machines else []
     parts += [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []

@@ -1,4 +1,4 @@
-"""Every table and figure of the papers, from nothing: runs what is missing, then draws.
+"""Reproduce every table and figure of the papers: run what is missing, then draw.
 
     python scripts/reproduce.py data_dir=DIR                          all (make tables)
     python scripts/reproduce.py cacheback_table1 data_dir=DIR         one artifact

@@ -45,7 +45,7 @@ from specbench.results.records import (
     SUMMARY,
     BlockKey,
     CaseRecord,
-    grouped,
+    group_by,
 )
 from specbench.results.statistics.summary import (
     is_complete,
@@ -119,7 +119,7 @@ def export_run(options: argparse.Namespace) -> None:
     if why := _no_answers(run, records):
         raise ResultsError(f"{run.path} {why}.")
     decode = (lambda _: "") if options.no_text else _decoder(run.manifest.config["model"])
-    blocks = grouped(records, lambda turn: turn.block)
+    blocks = group_by(records, lambda turn: turn.block)
     untimed = untimed_blocks(records)
     # Their format has no word for a turn that went wrong.
     whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
@@ -178,7 +178,7 @@ def to_answers(
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
     """Make the lines of one label's file, a question for each of ``blocks``."""
-    turns_of, lines = grouped(records, lambda turn: turn.block), []
+    turns_of, lines = group_by(records, lambda turn: turn.block), []
     for key in blocks:
         turns = sorted(turns_of[key], key=lambda record: record.turn)
         first = turns[0]
@@ -214,7 +214,7 @@ def import_answers(options: argparse.Namespace) -> None:
     """Make a run folder of answer files."""
     if options.out.exists() and any(options.out.iterdir()):
         raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
-    files = [_named(text) for text in options.files]
+    files = [_parse_file(text) for text in options.files]
     labels = list(dict.fromkeys(label for label, _ in files))
     if options.baseline not in (None, *labels):
         raise ConfigurationError(
@@ -272,7 +272,7 @@ def import_answers(options: argparse.Namespace) -> None:
     print(f"{options.out}: python -m analysis.tables {options.out}")
 
 
-def _named(text: str) -> tuple[str, Path]:
+def _parse_file(text: str) -> tuple[str, Path]:
     """Parse ``LABEL=FILE``, or a file whose name is the label."""
     label, _, name = text.partition("=") if not Path(text).is_file() else ("", "", text)
     path = Path(name)

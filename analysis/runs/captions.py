@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run
-from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
+from specbench.results.conditions import KINDS, Warned, conditions, join_conditions, warnings
 from specbench.results.headline_table import cases_text
 from specbench.results.statistics.disturbed import disturbance_text
 from specbench.results.statistics.served import served_labels
@@ -38,7 +38,7 @@ def captions(comparisons: Iterable[ComparedRuns], *before: str) -> str:
 
 def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
     """Tell what a comparison's numbers stand on; what differs between its runs side by side."""
-    lines = joined(
+    lines = join_conditions(
         conditions(run.counted, run.manifest, _rows(comparison, run)) for run in comparison.runs
     )
     text = disturbance_text({e.run.path: e.disturbed for e in comparison.entries}.values())

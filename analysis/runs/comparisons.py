@@ -14,7 +14,7 @@ from analysis.runs.claims import Claim, check_claim, claims_not_run, find_claim,
 from analysis.runs.load import Run
 from analysis.runs.settings import run_texts, setting_texts
 from specbench.results.cells import FEWEST, NumberCell
-from specbench.results.headline_table import measured
+from specbench.results.headline_table import metric_cell
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord
@@ -74,7 +74,7 @@ class ComparedLabel:
 
     def measured(self, key: str, task: str = OVERALL) -> NumberCell:
         """A number of a task's row with its interval; none where the run lacks the task."""
-        return measured(self.rows[task], key) if task in self.rows else NumberCell(None)
+        return metric_cell(self.rows[task], key) if task in self.rows else NumberCell(None)
 
     def speed(self) -> NumberCell:
         """Tokens/s over the run with its own interval."""

@@ -16,7 +16,7 @@ from analysis.runs.settings import setting_texts
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.counted import WRONG, wrong_output_texts
 from specbench.results.statistics.pairs import Ranking, rank_labels
-from specbench.results.statistics.served import system_verdict
+from specbench.results.statistics.served import system_sentence
 from specbench.results.statistics.summary import Sample, pool
 from specbench.results.summary_schema import Standing, number
 
@@ -44,7 +44,7 @@ def _ranking(
     ratios = _log_ratios(entries, key)
     if ratios is not None and same_prompts:
         ratios = replace(ratios, predictions=None)
-    return Ranking.of(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
+    return Ranking.compare(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
 
 
 def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
@@ -88,7 +88,7 @@ def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
     """Give each timed method's verdict against plain decoding: all of them hold together."""
     entries, ranking = _timed_ranking(comparison)
     labels = [(entry.run.path, entry.label) for entry in entries]
-    return dict(zip(labels, ranking.plain_verdicts, strict=True))
+    return dict(zip(labels, ranking.plain_outcomes, strict=True))
 
 
 def verdict_of(comparison: ComparedRuns) -> str:
@@ -116,7 +116,7 @@ def sentence_of(comparison: ComparedRuns) -> str:
         return ""
     if comparison.runs[0].concurrency > 1:  # what one user gains, others may lose
         return " ".join(
-            system_verdict(run.records, run.labels, run.baseline, run.seed)
+            system_sentence(run.records, run.labels, run.baseline, run.seed)
             for run in comparison.runs
         )
     names = [comparison.name_of(entry) for entry in entries]
@@ -152,7 +152,7 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
         row[names.index((entry.run.path, entry.label))] = 1.0
         if key != "mat" and entry.run.baseline is not None:
             row[names.index((entry.run.path, entry.run.baseline))] = -1.0
-    return _with_runs(entries, ratios.of(contrasts))
+    return _with_runs(entries, ratios.contrast(contrasts))
 
 
 def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios:

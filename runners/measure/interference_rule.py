@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
-from specbench.results.records import CaseRecord, grouped
+from specbench.results.records import CaseRecord, group_by
 from specbench.results.statistics.summary import most_left_out
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def by_counters(
 ) -> dict[tuple[int, str, int, str], str]:
     """Find the disturbed turns of whole blocks: why, by key. A failed turn is never disturbed."""
     reasons = {}
-    for block in grouped(records, lambda turn: turn.block).values():
+    for block in group_by(records, lambda turn: turn.block).values():
         turns = [turn for turn in block if turn.status != "failed"]
         if math.fsum(turn.wall_s for turn in turns) < limits.shortest_s:
             continue

@@ -28,8 +28,8 @@ from scripts.training.texts import (
     facts_of,
     near_a_question,
     prepare_texts,
-    spaced,
-    split,
+    split_held_out,
+    take_evenly,
 )
 from scripts.training.trainer import Recipe, learn
 from specbench.config.compose import compose, to_config
@@ -90,8 +90,8 @@ def train(
     tokenizer: Any = loaded.tokenizer
     decoded = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
     near = near_a_question(decoded, apart)
-    held, numbers = split(texts, near)
-    held, learnt = spaced(held, _SCORED), [texts[i] for i in numbers]
+    held, numbers = split_held_out(texts, near)
+    held, learnt = take_evenly(held, _SCORED), [texts[i] for i in numbers]
     torch.manual_seed(recipe.seed)
     family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
     trainable = family(recipe, loaded, texts, learnt)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scripts.training.texts import Mix, Texts, frequent
+from scripts.training.texts import Mix, Texts, ids_by_frequency
 from scripts.training.trainer import Recipe
 from specbench.models import loading
 from specbench.models.checkpoints import int8
@@ -54,9 +54,9 @@ class TrainableDraft:
         assert loaded.tokenizer is not None
         self._made_for = loading.tokenizer_hash(loaded.tokenizer)
         keep = torch.tensor(sorted(loaded.eos_ids | set(loaded.tokenizer.all_special_ids)))
-        order = frequent(texts, loaded.model.config.vocab_size)
+        order = ids_by_frequency(texts, loaded.model.config.vocab_size)
         order = torch.cat([keep, order[~torch.isin(order, keep)]])[: recipe.vocab - 1]
-        # The -1 stands for every id left out.
+        # -1 replaces every id left out.
         self.ids = torch.cat([torch.tensor([-1]), order.sort().values])
         self.module = cut_down(loaded.model, self.ids, recipe.layers)
         # The target's embeddings are good as they are.

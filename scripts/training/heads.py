@@ -1,8 +1,8 @@
 """The heads: EAGLE (1 and 2), EAGLE-3, Medusa-1 and Hydra++, in their published formats.
 
 Heads learn the target's distribution (soft cross-entropy, by steps); EAGLE its next state too.
-Texts are packed one behind the other. The head's own inference code reads them through
-``UnrolledCache``, which stands in for its KV cache and lets gradients through. Where a linear map
+Texts are packed one after the other. The head's own inference code reads them through
+``UnrolledCache``, which replaces its KV cache and lets gradients through. Where a linear map
 can guess the next feature, a head starts as the best such map (least squares), and the rest of it
 at zero: on few texts that is most of what it will know.
 """
@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from scripts.training.texts import Mix, Texts, frequent, spaced
+from scripts.training.texts import Mix, Texts, ids_by_frequency, take_evenly
 from scripts.training.trainer import Recipe
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.checkpoints import int8
@@ -99,7 +99,7 @@ class Batch:
         learned = torch.cat([torch.arange(len(text)) >= text.prompt - 1 for text in texts])
         if prompt_share:
             learned |= torch.rand(len(positions), generator=draw) < prompt_share
-        learned &= torch.arange(len(positions)) < last  # behind an answer the target was not asked
+        learned &= torch.arange(len(positions)) < last  # after an answer the target was not run
         continues = torch.ones(len(positions), dtype=torch.bool)
         if chain_share < 1:
             continues = torch.rand(len(positions), generator=draw) < chain_share
@@ -131,14 +131,14 @@ class UnrolledCache:
     """The verbs of a head's ``RowCache`` over a batch: all rows, then steps of some of them.
 
     A row sees the rows before it as they were in step 0, and its own guesses of the later steps:
-    what a chain drafted behind it would see. Step i of a row at place j stands at place j + i.
+    what a chain drafted after it would see. Step i of a row at position j is at position j + i.
     """
 
     def __init__(self, batch: Batch, shape: LayerShape) -> None:
         self._positions, self._shape = batch.positions, shape
         same_text = batch.last[:, None] == batch.last
         self._seen = same_text & (batch.rows <= batch.rows[:, None])
-        self._guessed = batch.rows[:0]  # the row of each key behind the keys of step 0
+        self._guessed = batch.rows[:0]  # the row of each key after the keys of step 0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
@@ -196,8 +196,8 @@ class TrainableHead(ABC):
         self.target = loaded.model.config.to_dict()
         self.lm_head = self.ends.lm_head
         self.head_ids = torch.arange(len(self.lm_head), device=self.device)
-        self.common = frequent(texts, len(self.lm_head))
-        some = spaced(learnt, _SAMPLE)
+        self.common = ids_by_frequency(texts, len(self.lm_head))
+        some = take_evenly(learnt, _SAMPLE)
         self.sample = [self._packed(some[at : at + 8]) for at in range(0, len(some), 8)]
         self.start()
         self.module.to(self.device)
@@ -402,7 +402,7 @@ class TrainableHydra(TrainableHead):
 
         prefix: Any = self.module.prefix_embeding_layer
         _set_to_zero(prefix.layers[0].self_attn.o_proj, prefix.layers[0].mlp.down_proj)
-        # The norm behind the layer gives states back as they are, but for their length.
+        # The norm after the layer gives states back as they are, but for their length.
         nn.init.constant_(prefix.norm.weight, self.length())
         for step, head in enumerate(cast(Any, self.module.hydra_mlp)):
             _fit_linear(head[1].res_connection, pairs(step))

@@ -1,4 +1,4 @@
-"""The one data maker: texts with what the target says at every position, in files that resume.
+"""Training data: texts with the target's outputs at every position, in files that resume.
 
 Sources: ``texts``, this project's own prompts (``prompts.yaml``; none is a benchmark's), which the
 target answers; ``asked``, questions that it asks itself, as it learned them, and answers; ``read``,
@@ -83,7 +83,7 @@ class Text:
         prompt: tokens before the answer.
         tokens: ``[n]`` int32.
         top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens.
-        top_logprobs: ``[n, TOP]`` float16; minus infinity behind the last token, where the target
+        top_logprobs: ``[n, TOP]`` float16; minus infinity after the last token, where the target
             was not run.
         states: ``[n, layers, hidden]`` float16 of the target; in their file until they are used.
     """
@@ -168,7 +168,7 @@ def _draw_words(draw: random.Random, paragraphs: Sequence[str], at_least: int) -
 
 
 class Author:
-    """The target, as it writes and reads texts."""
+    """The target, which writes and reads texts."""
 
     def __init__(self, mix: Mix, loaded: LoadedModel, template: PromptTemplate) -> None:
         self._mix, self._loaded, self._template = mix, loaded, template
@@ -298,7 +298,7 @@ def prepare_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Te
     return texts
 
 
-def split(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[int]]:
+def split_held_out(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[int]]:
     """Split into held-out texts, all of them greedy, and the numbers of those that are learnt.
 
     Short prompts come up more than once: where one of two is held out the other is not learnt.
@@ -310,12 +310,12 @@ def split(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[in
     return held, [i for i, p in enumerate(prompts) if p not in unseen and i not in near]
 
 
-def spaced(texts: Texts, count: int) -> list[Text]:
+def take_evenly(texts: Texts, count: int) -> list[Text]:
     """Choose at most so many of the texts, evenly spaced."""
     return [*texts[:: max(1, -(-len(texts) // count))]]
 
 
-def frequent(texts: Texts, vocab: int) -> torch.Tensor:
+def ids_by_frequency(texts: Texts, vocab: int) -> torch.Tensor:
     """Sort all ids ``[vocab]`` by how often the target wrote them or nearly did."""
     answered = torch.cat([text.tokens[text.answered] for text in texts]).long()
     top = torch.cat([text.top_ids[:, :2] for text in texts]).flatten().long()

@@ -20,7 +20,7 @@ STEPS_BETWEEN_SAVES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained; what is not set here is a head's of the shipped ones.
+    """The settings of a training; defaults are those of the shipped heads.
 
     Attributes:
         batch_tokens: padding included.
@@ -28,11 +28,11 @@ class Recipe:
             what is scored and kept. 0 keeps the weights themselves.
         clip: norm of the gradients at most.
         steps: guesses a row: heads, or steps over a head's own guesses.
-        prompt_share: of a prompt's positions that are learned, drawn anew each time.
+        prompt_share: of a prompt's positions that are learned, redrawn each time.
         chain_share: of the rows that learn more than their first guess, likewise.
         candidates, drawn: most frequent and drawn ids in a softmax, besides the batch's own.
         layers: that a draft takes over, or whose states EAGLE-3 reads.
-        vocab: ids that it says; EAGLE-3 the most frequent of ``vocab_in_training``.
+        vocab: ids that it predicts; EAGLE-3 the most frequent of ``vocab_in_training``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Cells of tables: a number with its interval, text that holds numbers."""
+"""Cells of tables: a number with its interval, or text with the values in it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NumberCell:
 
     @property
     def degenerate(self) -> bool:
-        """Whether the interval is narrower than any of a few cases can be: a thousandth of it."""
+        """True if the interval is narrower than a thousandth, which no few cases can give."""
         low, high = self.interval or (0.0, 1.0)
         return high - low <= 1e-3 * abs(high)
 
@@ -78,7 +78,7 @@ Cell: TypeAlias = "str | NumberCell | TextCell"
 
 
 def numeric_columns(columns: pd.DataFrame | Mapping[str, Sequence[Cell]]) -> list[bool]:
-    """Whether each column of a table holds numbers, and so stands to the right."""
+    """Find the columns of a table that hold numbers, and so are right-aligned."""
     return [len(columns[name]) > 0 and all(map(_is_number, columns[name])) for name in columns]
 
 

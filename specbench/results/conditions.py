@@ -1,7 +1,7 @@
 """The conditions of a run's numbers in two columns, and warnings by their codes.
 
-Runs keep both in ``summary.json``; whoever shows numbers takes them from here. A warning that
-``decides`` may change which method one takes, so it is printed with every table.
+Runs write both to ``summary.json``; all tables take them from here. A warning that ``decides``
+may change which method one chooses, so it is printed with every table.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Warned:
 
     @property
     def decides(self) -> bool:
-        """Whether it may change which method one takes."""
+        """True if it may change which method one chooses."""
         return self.code in _DECIDING
 
     def to_json(self) -> WarningLine:
@@ -220,13 +220,13 @@ def conditions(
         lines |= {
             "speedup": SPEEDUPS[manifest.config.get("estimator") or "paired"],
             "intervals": _interval(records, repeats, whole),
-            "cost of rows": _price_text(manifest),
+            "cost of rows": _row_cost_text(manifest),
             "weights read": _share_text(manifest, whole),
         }
     return {name: line for name, line in lines.items() if line}
 
 
-def joined(conditions_of: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def join_conditions(conditions_of: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Join the conditions of several runs: differing values are listed in one line."""
     by_name: dict[str, dict[str, None]] = {}
     for lines in conditions_of:
@@ -381,7 +381,7 @@ def _draft_weights(manifest: RunManifest) -> str:
 
 
 def _share_text(manifest: RunManifest, rows: Sequence[SummaryRow]) -> str:
-    """Which part of the memory's speed plain decoding takes."""
+    """Say what share of the read bandwidth AR decoding reaches."""
     speed = manifest.timed_model.read_bytes_per_s
     shares = [row["bandwidth_share"] for row in rows if row["label"] == manifest.baseline]
     if not shares or shares[0] is None or speed is None:
@@ -389,8 +389,8 @@ def _share_text(manifest: RunManifest, rows: Sequence[SummaryRow]) -> str:
     return f"by ar at {shares[0]:.0%} of this machine's read bandwidth ({speed / 1e9:.0f} GB/s)"
 
 
-def _row_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
-    """By rows above 1, a pass's time over that of one row: alone, or with its interval."""
+def _row_costs(manifest: RunManifest) -> dict[int, Sequence[float]]:
+    """Give by rows above 1 a pass's time over one row's: alone, or with its interval."""
     times = manifest.timed_model.row_times
     if not times or "1" not in times["seconds"] or manifest.batch_size > 1:
         return {}
@@ -402,17 +402,17 @@ def _row_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
     return {int(rows): prices[rows] for rows in sorted(prices, key=int) if int(rows) > 1}
 
 
-def _price_text(manifest: RunManifest) -> str:
-    times, prices = manifest.timed_model.row_times, _row_prices(manifest)
+def _row_cost_text(manifest: RunManifest) -> str:
+    times, prices = manifest.timed_model.row_times, _row_costs(manifest)
     if not prices or times is None:
         return ""
     return (
-        f"{_prices_text(prices)}, in passes of one row behind {times['context']} tokens; speedup "
+        f"{_format_costs(prices)}, in passes of one row behind {times['context']} tokens; speedup "
         "is MAT / this, less what drafting takes"
     )
 
 
-def _prices_text(prices: Mapping[int, Sequence[float]]) -> str:
+def _format_costs(prices: Mapping[int, Sequence[float]]) -> str:
     return ", ".join(
         f"{rows} rows {price:.2f}" + (" ({:.2f} to {:.2f})".format(*bounds) if bounds else "")
         for rows, (price, *bounds) in prices.items()
@@ -500,9 +500,9 @@ def _machine(records: Sequence[CaseRecord]) -> Iterator[Warned]:
 def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> Iterator[Warned]:
     """Warn of a baseline that is slower than it could be, or than any read of memory allows."""
     # Below 1 as they are shown.
-    below = {n: p for n, p in _row_prices(manifest).items() if len(p) == 3 and round(p[2], 2) < 1}
+    below = {n: p for n, p in _row_costs(manifest).items() if len(p) == 3 and round(p[2], 2) < 1}
     if below:
-        yield _warn("SLOW_ROW", prices=_prices_text(below))
+        yield _warn("SLOW_ROW", prices=_format_costs(below))
     if reason := _not_captured(manifest.timed_model):
         yield _warn("BASELINE_LAUNCHED", reason=reason)
     shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}

@@ -67,7 +67,7 @@ def print_summary(summary: Summary, console: Console) -> None:
             console.print(f"! {warned.text}", **plain)
     console.print()
     served = summary.get("served", [])
-    # Of several users what all of them get is the decision.
+    # For several users the decision is about all of them together.
     if not any(row["concurrency"] > 1 for row in served):
         console.print(render(summary))
     if rows := load_rows(served):
@@ -86,7 +86,7 @@ def render(summary: Summary) -> FittedTable:
     cells = []
     for row in rows:
         label, interval = row["label"], row["speedup_ci"]
-        # A single method is in no pair: its interval is that of its speedup.
+        # A single method is in no pair: the interval of its speedup decides.
         shown = faster.get(label, interval is not None and interval[0] > 1)
         standing = summary["against_best"].get(label)
         cells.append({"method": label, **decision_cells(row, standing, faster=shown, unit=unit)})

@@ -13,14 +13,14 @@ from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRIC, standing_word
 from specbench.results.summary_schema import Pair, Standing, SummaryRow, interval, n_of
 
-# After the method's name; a number whose interval is not asked for stands without it.
+# The columns after the method's name.
 MAT, SPEEDUP = METRIC["mat"].column, METRIC["speedup"].column
 END_TO_END = METRIC["end_to_end_speedup"].column
 AGAINST, OUTPUTS = "against the best", "outputs"
 DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
 
-# What concerns a reader most comes first.
-_VERDICTS = {
+# The most important first.
+_OUTPUT_TEXTS = {
     "bug": "BUG",
     "near_tie": "near tie",
     "differs": "differ",
@@ -56,15 +56,15 @@ def decision_cells(
     """
     leads = faster and standing is not None and standing["verdict"] in _LEADING
     return {
-        MAT: measured(row, "mat"),
-        SPEEDUP: replace(measured(row, "speedup"), leads=leads),
-        END_TO_END: measured(row, "end_to_end_speedup"),
+        MAT: metric_cell(row, "mat"),
+        SPEEDUP: replace(metric_cell(row, "speedup"), leads=leads),
+        END_TO_END: metric_cell(row, "end_to_end_speedup"),
         AGAINST: against_cell(standing, unit),
         OUTPUTS: outputs_cell(row),
     }
 
 
-def measured(row: SummaryRow, key: str) -> NumberCell:
+def metric_cell(row: SummaryRow, key: str) -> NumberCell:
     """Give a number with its interval; plain decoding's are 1 by definition, or of no interest."""
     if BASELINE in (row["method"], row["label"]):
         return NumberCell(row.get(key))
@@ -73,7 +73,7 @@ def measured(row: SummaryRow, key: str) -> NumberCell:
 
 
 def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
-    """``slower, p 0.012``."""
+    """Format a standing: ``slower, p 0.012``."""
     if standing is None:
         return ABSENT
     text, p = standing_word(standing["verdict"], unit), standing["p"]
@@ -88,21 +88,21 @@ def case_cell(row: SummaryRow) -> TextCell:
 
 
 def outputs_cell(row: SummaryRow) -> Cell:
-    """Count turns by verdict; of a label that nobody audited the caption says so."""
+    """Count turns by audit status; for an unaudited label the caption says so."""
     counts = dict(row["lossless"])
     audited = any(counts[kind] for kind in counts if kind != "not_audited")
     return TextCell(outputs_text(counts) if audited else ABSENT, counts)
 
 
 def case_count_text(row: SummaryRow) -> str:
-    """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
+    """Format the cases of MAT, and those of speeds if fewer: ``12``, ``12 (9 timed)``."""
     n_cases, n_timed = row["n_cases"], row["n_timed"]
     timed = row["timing"] != "none" and n_timed != n_cases
     return f"{n_cases} ({n_timed} timed)" if timed else str(n_cases)
 
 
 def cases_text(rows: Iterable[SummaryRow]) -> str:
-    """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
+    """Format ``12 cases``, or ``9 to 12 (11 timed) cases`` if the rows differ."""
     by_number = sorted(rows, key=lambda row: n_of(row, "speedup"))
     first, *more = dict.fromkeys(map(case_count_text, by_number))
     return f"{first}{f' to {more[-1]}' if more else ''} case{'' if first == '1' else 's'}"
@@ -119,7 +119,7 @@ def pair_text(pair: Pair) -> str:
 
 
 def p_text(p: float) -> str:
-    """Format a p value; of the smallest only that they are small."""
+    """Format a p value; the smallest as ``<0.0001``."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
@@ -132,13 +132,13 @@ def join_names(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
 
 
 def leaders_text(leaders: Sequence[str]) -> str:
-    """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
+    """Format ``sam``, or ``sam or pld`` if undecided; many are counted."""
     if len(leaders) <= LEADERS_NAMED:
         return " or ".join(leaders) or ABSENT
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
 
 def outputs_text(counts: Mapping[str, int]) -> str:
-    """``3 near tie, 45 equal``: turns by verdict; kinds that did not occur are left out."""
-    texts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
+    """Format turns by audit status: ``3 near tie, 45 equal``."""
+    texts = [f"{counts[kind]} {word}" for kind, word in _OUTPUT_TEXTS.items() if counts.get(kind)]
     return ", ".join(texts) or "nothing audited"

@@ -1,7 +1,6 @@
 """Lines of a run's files as typed values, checked where they are read. Free of torch.
 
-Whoever edits a line by hand, or joins files, can make one that says something else than what was
-measured.
+The checks catch lines that were edited by hand, or damaged when files were joined.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Line(BaseModel):
 
 
 class TurnKey(Line):
-    """Which turn of a run a line is about."""
+    """The key of a turn in its run."""
 
     label: str
     case_id: str
@@ -102,21 +101,21 @@ answer_line: Callable[[object], AnswerLine] = TypeAdapter(AnswerLine).validate_p
 
 
 class Batched(Line):
-    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
+    """The static batch that a turn was decoded in (``batch.size`` above 1).
 
     Its times are the group's until it ended, so the longest of them is the group's own.
     """
 
     size: Count
     at_once: Count
-    """Texts of the group that were decoded in this turn."""
+    """Sequences of the group that were decoded in this turn."""
 
     group: Count
-    """Which group, of the same cases in every repeat."""
+    """Number of the group, which has the same cases in every repeat."""
 
     place: Count
     full_s: Seconds
-    """Seconds of the steps in which all texts ran."""
+    """Seconds of the steps in which all sequences ran."""
 
     model_s: Seconds | None = None
     """Seconds of passes of heads and draft models in the group's steps; None: not counted."""

@@ -1,7 +1,7 @@
-"""What a run folder says of itself: ``manifest.json`` as a typed value. Free of torch.
+"""The manifest of a run folder, ``manifest.json``, as a typed value. Free of torch.
 
-Not every run has every key: what is missing reads as None or empty, what is unknown is kept and
-written back.
+Not every run has every key: missing keys read as None or empty, unknown ones are kept and written
+back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specbench.system.hardware import CudaSettings, GitState
 from specbench.system.hardware import Hardware as Hardware  # tables name it too
 
 BASELINE = "ar"  # the label of plain decoding
-ROWS = (1, 2, 4, 8, 16, 64)  # of the passes whose cost stands beside speedups
+ROWS = (1, 2, 4, 8, 16, 64)  # of the passes whose cost is shown with speedups
 
 # Keys that readers look for even where they have no value.
 _NULL_IN_FILES = {"baseline", "exit_code", "git", "pair", "revision", "weights_hash"}
@@ -48,7 +48,7 @@ class _Node(Line):
 
 
 class Passes(TypedDict, total=False):
-    """How a model's passes ran."""
+    """The engine and the captured shapes of a model's passes."""
 
     engine: str  # ``eager`` or ``graph``
     reason: str
@@ -63,11 +63,11 @@ class ArtifactInfo(TypedDict, total=False):
     path: str
     bytes: int
     sha256: str
-    header: JsonObject  # what the file says of itself, where it is a table
+    header: JsonObject  # of a table's file
 
 
 class RowTimes(TypedDict):
-    """What passes cost by their rows."""
+    """The cost of passes by their rows."""
 
     context: int
     seconds: dict[str, float]
@@ -92,7 +92,7 @@ class _Loaded(_Node):
     packed: JsonObject | None = None
     passes: Passes | None = None
     self_check: JsonObject | None = None
-    """How far our logits, and the model's own passes, were from its own at load."""
+    """Errors of our logits, and of the model's own passes, at load."""
 
 
 class DraftInfo(_Loaded):
@@ -121,11 +121,11 @@ class ModelInfo(_Loaded):
 
     row_times: RowTimes | None = None
     overlap: str | None = None
-    """How drafters worked beside the target's passes."""
+    """How drafters overlapped with the target's passes."""
 
     overlapping: list[str] | None = None
-    """Labels that drafted during those passes; only where the clock was inside the steps and could
-    not tell the two apart."""
+    """Labels that drafted during those passes, if the clock inside the steps could not separate the
+    two."""
 
     threads: int | None = None
     artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
@@ -140,7 +140,7 @@ class ModelInfo(_Loaded):
     """The model that transformers' own loops ran on."""
 
     audit: JsonObject | None = None
-    """What the audit takes for a near tie, and how that was measured."""
+    """The audit's tolerance for a near tie, and how it was measured."""
 
 
 class LabelInfo(_Node):
@@ -154,7 +154,7 @@ class LabelInfo(_Node):
     """Where the settings are from: ``tuned``, ``published`` or ``typed``."""
 
     pair: JsonObject | None = None
-    """The method beside it in a joined one."""
+    """The partner in a combined method."""
 
 
 class Start(_Node):

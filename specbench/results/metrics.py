@@ -23,11 +23,11 @@ class Metric:
     name: str  # its key
     heading: str
     unit: str = ""  # of a ratio none
-    has_interval: bool = True  # ``NAME_ci`` stands beside it
+    has_interval: bool = True  # as ``NAME_ci``
 
     @property
     def help(self) -> str:
-        """What it is, in a sentence for the documentation and the report."""
+        """Its definition, in a sentence for the documentation and the report."""
         return _HELP[self.name]
 
     @property
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """The heading of a table's column, which says whether intervals stand there."""
+        """The heading of a table's column, which says whether it has intervals."""
         return self.heading + INTERVAL if self.has_interval else self.heading
 
 

@@ -1,4 +1,4 @@
-"""What methods, models, data sets and tasks are called in print.
+"""Display names of methods, models, data sets and tasks.
 
 Configurations, records, tables and figures for the screen have the short names that a user types;
 titles, LaTeX tables and figures for print show these. Names that are not listed are shown as they
@@ -92,5 +92,5 @@ _NAMES = METHODS | MODELS | DATASETS | TASKS
 
 
 def display_name(name: str) -> str:
-    """``Token Recycling`` of ``token_recycling``; a name or label that is not listed as it is."""
+    """Return ``Token Recycling`` for ``token_recycling``; unlisted names and labels unchanged."""
     return _NAMES.get(name, name)

@@ -1,9 +1,9 @@
-"""How far speedups that a cost surface predicts are from measured ones: one number a surface.
+"""The error of speedups that a cost surface predicts: one number per surface.
 
-A surface prices passes by themselves; in a run they stand between a drafter's work and other
-methods' passes. What that is worth is measured once for a model on a machine: a live run is
+A surface has the cost of passes by themselves; in a run they come between a drafter's work and
+other methods' passes. The effect is measured once for a model on a machine: a live run is
 replayed with the surface and the two are compared (``python -m analysis.residuals``). The number
-stands in ``surfaces/prediction_errors.json`` and goes into every interval of a predicted speedup.
+is in ``surfaces/prediction_errors.json`` and goes into every interval of a predicted speedup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN = 0.15  # where nothing was measured
 def stated_error(
     model: Mapping[str, Any], machine: Machine, claimed: float, path: Path | None = None
 ) -> tuple[float, str]:
-    """Return the relative standard error of a surface's speedups, and words that state it.
+    """Return the relative standard error of a surface's speedups, and a clause that states it.
 
     Args:
         model, machine: of the surface.

@@ -1,4 +1,4 @@
-"""What a run writes to disk: case records, step traces, manifest. Free of torch.
+"""Records of the turns of a run, and the names of its files. Free of torch.
 
 Every table is a function of these files, so their numbers are defined here, once.
 
@@ -63,13 +63,13 @@ BlockKey: TypeAlias = tuple[int, str]  # repeat and case, or the group that it w
 Timing: TypeAlias = Literal["measured", "predicted", "none"]
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
-Verdict: TypeAlias = Literal["equal", "near_tie", "bug", "not_audited", "differs"]
-DIFFERS: Verdict = "differs"
-VERDICTS: tuple[Verdict, ...] = tuple(v for v in get_args(Verdict) if v != DIFFERS)  # of our engine
+AuditStatus: TypeAlias = Literal["equal", "near_tie", "bug", "not_audited", "differs"]
+DIFFERS: AuditStatus = "differs"
+AUDIT_STATUSES: tuple[AuditStatus, ...] = get_args(AuditStatus)[:-1]  # of our engine
 OWN_ENGINE = "specbench"
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 _ROUNDING = 1e-6
-_FIELDS_SET: set[str] = set()  # of every record, see `CaseRecord._check_counts`; nobody asks for it
+_FIELDS_SET: set[str] = set()  # unused, shared by all records (`CaseRecord._check_counts`)
 
 
 def _absent(value: object) -> bool:
@@ -81,12 +81,12 @@ def _is_own(engine: str) -> bool:
 
 
 class Lossless(Line):
-    """How a greedy output compares with plain decoding."""
+    """The audit of a greedy output: its comparison with AR decoding."""
 
-    verdict: Verdict = "not_audited"
+    verdict: AuditStatus = "not_audited"
     """``near_tie``: it differs, but every emitted token's logit is within the dtype's tolerance of
-    the maximum; ``bug``: anything else. ``differs``: another engine's answer is not the same
-    server's plain one, and nobody here can say whether rounding is why."""
+    the maximum; ``bug``: anything else. ``differs``: another engine's output is not the same
+    server's plain one; the cause, e.g. rounding, is unknown here."""
 
     first_diff: int | None = None
     gap: Number | None = None
@@ -94,7 +94,7 @@ class Lossless(Line):
 
 
 class Served(Line):
-    """What a server's turn says besides."""
+    """The additional fields of a turn that a server answered."""
 
     text: str
     """The answer; prompts and answers may come without ids."""
@@ -113,7 +113,7 @@ class Served(Line):
     """Seconds of the batch; None where a request of it failed or was repeated."""
 
     requests: Count
-    """How often the question was asked until its answer came whole."""
+    """Requests until the answer came whole."""
 
     counted: bool = True
     """Whether the server said how many steps it took."""
@@ -128,7 +128,7 @@ class CaseRecord(TurnKey):
     """One turn of one case, decoded by one method: a line of ``cases.jsonl``.
 
     Its key within a run is ``(repeat, case_id, turn, label)``; turns and repeats count from 0.
-    Times are seconds. A new record is of a turn that was not decoded; `finished` makes it one.
+    Times are seconds. A new record is of a turn not decoded yet; `finished` adds the output.
     """
 
     run_key: str
@@ -137,14 +137,14 @@ class CaseRecord(TurnKey):
     model: str
     dataset: str
     task: str
-    """One of Spec-Bench's six where that applies, else the data set's own word."""
+    """One of Spec-Bench's six if that applies, else the data set's name for it."""
 
     category: str
     stream_index: Count
-    """Place of the block in the run's order, over all repeats and shards."""
+    """Index of the block in the run's order, over all repeats and shards."""
 
     position: Count = 0
-    """Place of the label in the block's order; 0 ran first."""
+    """Index of the label in the block's order; 0 ran first."""
 
     status: Literal["ok", "failed", "disturbed"] = "failed"
     n_prompt: Count = 0
@@ -173,13 +173,13 @@ class CaseRecord(TurnKey):
     without a surface, all times are 0."""
 
     prediction_error: Annotated[Number | None, Field(exclude_if=_absent)] = None
-    """Of predicted times, the relative error of the label's speedup that is not from the choice of
-    prompts (`specbench.results.prediction_error`); intervals hold it."""
+    """Relative error of a predicted speedup that is not from the choice of prompts
+    (`specbench.results.prediction_error`); intervals include it."""
 
     phase_s: dict[str, Number] | None = None
     drafter: dict[str, Any] = Field(default_factory=dict)
-    """What the drafter counted in the turn, in its own words (``Drafter.report``): forwards of a
-    draft model, age of a store, which row of a step won."""
+    """The drafter's own counts in the turn (``Drafter.report``): forwards of a draft model, age of
+    a store, which row of a step won."""
 
     state_scope: str
     """How long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``."""
@@ -207,8 +207,8 @@ class CaseRecord(TurnKey):
     started_at: str = ""
     host: str = ""
     n_retokenized: Count | None = None
-    """Of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the output: its text
-    tokenized again, minus one; None where nobody counted."""
+    """For AR decoding, the tokens that Spec-Bench's ``speed.py`` counts in the output: its text
+    tokenized again, minus one; None if not counted."""
 
     engine: Annotated[str, Field(exclude_if=_is_own)] = OWN_ENGINE
     """What decoded: ours, or another one with its version (``runner=serve``), whose turns may lack
@@ -247,12 +247,12 @@ class CaseRecord(TurnKey):
 
     @property
     def lossy(self) -> bool:
-        """Whether the verifier changes the distribution that the output follows."""
+        """True if the verifier changes the distribution of the output."""
         return self.verifier in LOSSY_VERIFIERS
 
     @property
     def unit(self) -> str:
-        """What is measured by itself, and drawn in a bootstrap: the case, or its group."""
+        """The unit of measurement and of the bootstrap: the case, or its group."""
         return self.case_id if self.batch is None else f"group {self.batch.group}"
 
     @property
@@ -303,7 +303,7 @@ class CaseRecord(TurnKey):
 Key = TypeVar("Key")
 
 
-def grouped(
+def group_by(
     records: Iterable[CaseRecord], key: Callable[[CaseRecord], Key]
 ) -> dict[Key, list[CaseRecord]]:
     """Put records together that have the same key, in their order."""
@@ -319,7 +319,7 @@ def read_records(
     """Read the records of a ``cases.jsonl``, or of its folder; each key is there once.
 
     Args:
-        path: the file or the folder; in ``disturbed.jsonl`` a key may stand once an attempt.
+        path: the file or the folder; in ``disturbed.jsonl`` a key may occur once per attempt.
         run_key: of the run that all of them must be of; None takes any.
         labels: of that run; where there are none, any.
 
@@ -328,7 +328,7 @@ def read_records(
 
     Raises:
         specbench.storage.jsonl.RecordError: a line is not a valid record, of another run, or of a
-            turn that an earlier line has already.
+            turn that an earlier line has.
     """
     path = path / CASES if path.is_dir() else path
     first: dict[tuple[Any, ...], int] = {}

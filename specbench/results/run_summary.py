@@ -16,7 +16,7 @@ from specbench.results.statistics.counted import WRONG, left_out, wrong_output_t
 from specbench.results.statistics.disturbed import disturbance, disturbance_text
 from specbench.results.statistics.pairs import rank_sample
 from specbench.results.statistics.roofline import BaselineContext, baseline_context
-from specbench.results.statistics.served import limits_of, served_labels, system_verdict
+from specbench.results.statistics.served import limits_of, served_labels, system_sentence
 from specbench.results.statistics.summary import NO_CONTEXT, samples_of
 from specbench.results.summary_schema import Compared, Summary
 from specbench.results.tasks import OVERALL
@@ -46,7 +46,7 @@ def compare_labels(
     unit = "groups" if any(record.batch for record in records) else "cases"
     sentence = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none", unit)
     if any(record.served and record.served.concurrency > 1 for record in records):
-        sentence = system_verdict(records, labels, baseline, seed)
+        sentence = system_sentence(records, labels, baseline, seed)
     return {
         "rows": rows,
         "pairs": ranked.pairs,

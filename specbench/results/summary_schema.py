@@ -7,9 +7,8 @@ from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from specbench.results.cells import Interval
 
-# What a label reached on a task, or over the whole run (``overall``): each of
-# :data:`specbench.results.metrics.METRICS` with its interval (``NAME_ci``), None where it cannot be
-# had, and beside these
+# The numbers of a label on a task, or over the whole run (``overall``): each of
+# :data:`specbench.results.metrics.METRICS` with its interval (``NAME_ci``), None if absent, and
 #   label, method, task, estimator, state_scope, timing;
 #   n_cases: cases that MAT and verdicts are about; n_timed: those that speeds are about;
 #   n_dropped: cases left out for all labels because one failed;
@@ -53,7 +52,7 @@ class Pair(TypedDict):
 
 
 class Standing(TypedDict):
-    """How a label stands against the fastest method.
+    """The comparison of a label with the fastest method.
 
     Attributes:
         verdict: of the fastest method ``best`` (all others and plain decoding are shown slower),
@@ -67,7 +66,7 @@ class Standing(TypedDict):
 
 
 class Disturbance(TypedDict):
-    """What the rule about disturbed turns did."""
+    """The effect of the rule about disturbed turns."""
 
     turns: dict[str, int]  # by label
     flagged: dict[str, int]  # of these, whose first measurement was called disturbed
@@ -77,7 +76,7 @@ class Disturbance(TypedDict):
 
 
 class ServedLabel(TypedDict):
-    """What a label reached that a server answered."""
+    """The numbers of a label that a server answered."""
 
     label: str
     engine: str
@@ -100,20 +99,20 @@ class ServedLabel(TypedDict):
 
 
 class BatchedLabel(TypedDict):
-    """What a label reached that decoded texts at once, over whole groups."""
+    """The numbers of a label that decoded sequences at once, over whole groups."""
 
     label: str
-    size: int  # texts at once, as requested
+    size: int  # sequences at once, as requested
     groups: int  # timed ones
     system_tokens_per_s: float | None
     user_tokens_per_s: float | None
-    full_tokens_per_s: float | None  # of the steps in which all texts of a group ran
+    full_tokens_per_s: float | None  # of the steps in which all sequences of a group ran
     full_speedup: float | None  # over the baseline's such steps
-    tail_share: float | None  # of the groups' time, what is not of these steps
-    idle_share: float | None  # of all slots' time, what was after their texts' end
+    tail_share: float | None  # of the groups' time, outside these steps
+    idle_share: float | None  # of all slots' time, after their sequences' end
     useless_rows: float | None  # of all rows of passes
     model_share: NotRequired[float | None]  # of the time, passes of heads and draft models
-    outside_share: NotRequired[float | None]  # of the steps' time, what was in no pass
+    outside_share: NotRequired[float | None]  # of the steps' time, outside passes
     equal: int  # outputs that are the baseline's at the same batch
     compared: int
 
@@ -126,13 +125,13 @@ class WarningLine(TypedDict):
 
 
 class Compared(TypedDict):
-    """The labels of records beside each other."""
+    """The comparison of the labels."""
 
     rows: list[SummaryRow]
     pairs: list[Pair]
     leaders: list[str]  # the methods that may be the fastest, the first first
     against_best: dict[str, Standing]  # by label; empty where nothing was timed
-    verdict: str  # what the comparison says in one sentence
+    verdict: str  # the comparison in one sentence
 
 
 class Summary(Compared):
@@ -141,7 +140,7 @@ class Summary(Compared):
     schema_version: int
     run_key: str | None
     disturbed: Disturbance | None  # None where no time was measured
-    conditions: dict[str, str]  # what the numbers stand on, a condition a line
+    conditions: dict[str, str]  # of the numbers, a condition a line
     warnings: list[WarningLine]
     served: NotRequired[list[ServedLabel]]  # where servers answered
     batched: NotRequired[list[BatchedLabel]]  # where several texts were decoded at once

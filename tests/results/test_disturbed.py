@@ -1,4 +1,4 @@
-"""What counts where turns were disturbed, and what is said of it."""
+"""Turns that count in runs with disturbed ones, and the text about them."""
 
 import pytest
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.multiple import against, against_best, selection
-from specbench.results.statistics.pairs import Ranking, verdict
+from specbench.results.statistics.pairs import Ranking, pair_outcome
 
 _LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,11 +53,11 @@ class TestAgainstOne:
     def test_verdict_p_and_interval_agree(self, speeds):
         k = len(speeds.values)
         contrasts = np.column_stack([np.eye(k - 1), -np.ones(k - 1)])
-        for result in against(speeds.of(contrasts)):
+        for result in against(speeds.contrast(contrasts)):
             decided = result.low > 0 or result.high < 0
             assert decided == (result.p_family < 0.05)
             assert result.p <= result.p_family + 1e-12
-            outcome = verdict(result.interval, margin=0.0)
+            outcome = pair_outcome(result.interval, margin=0.0)
             assert outcome == ("faster" if result.low > 0 else "slower" if decided else "undecided")
 
     @pytest.mark.parametrize("runs", [150, pytest.param(4000, marks=_LONG)])
@@ -67,7 +67,7 @@ class TestAgainstOne:
         contrasts = np.column_stack([np.eye(4), -np.ones(4)])
         held = 0
         for _ in range(runs):
-            results = against(of_samples(benchmark(generator, 12, truth)).of(contrasts))
+            results = against(of_samples(benchmark(generator, 12, truth)).contrast(contrasts))
             inside = zip(results, contrasts @ truth, strict=True)
             held += all(result.low <= true <= result.high for result, true in inside)
         print(f"all held: {held / runs:.2%}")
@@ -82,7 +82,7 @@ class TestAgainstTheBest:
         speeds = LogRatios(values, np.diag(errors**2), np.zeros((3, 3)), 12, 11, 0)
         results = against_best(speeds)
         assert (results[1].high > 0, results[2].high < 0) == (True, True)
-        assert Ranking.of(speeds, None, [], plain=False).leaders == [0, 1]
+        assert Ranking.compare(speeds, None, [], plain=False).leaders == [0, 1]
 
     @given(sampled())
     def test_verdict_p_and_interval_agree(self, speeds):
@@ -95,9 +95,9 @@ class TestAgainstTheBest:
             assert result.log_ratio <= 0
             assert (result.high < 0) == (result.p_family < 0.05)
             expected = "slower" if result.high < 0 else "undecided"
-            assert verdict(result.interval, margin=0.0) == expected
-        slower = {i for i, result in results.items() if verdict(result.interval) == "slower"}
-        ranking = Ranking.of(speeds, None, [], plain=False)
+            assert pair_outcome(result.interval, margin=0.0) == expected
+        slower = {i for i, result in results.items() if pair_outcome(result.interval) == "slower"}
+        ranking = Ranking.compare(speeds, None, [], plain=False)
         assert set(ranking.leaders) == set(range(len(speeds.values))) - slower
 
     @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ class TestCasesNeeded:
     ],
 )
 def test_verdict(interval, expected):
-    assert verdict(interval, margin=0.02) == expected
+    assert pair_outcome(interval, margin=0.02) == expected
 
 
 def ranked(*rows):
     """Methods with a log speedup and its error each, uncorrelated, of many cases."""
     values, errors = (np.array(column) for column in zip(*rows, strict=True))
     ratios = LogRatios(values, np.diag(errors**2), np.zeros((len(rows),) * 2), 1000, 999, 0)
-    return Ranking.of(ratios, ratios, [])
+    return Ranking.compare(ratios, ratios, [])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_bias_of_the_picked_method_is_bracketed(k, gap):
 
 
 def test_a_ranking_of_too_few_cases_or_without_times_says_no_more():
-    few = Ranking.of(None, None, [1.0, 7.41])
+    few = Ranking.compare(None, None, [1.0, 7.41])
     assert few.order == [1, 0]
     assert few.sentence("AB").startswith("Too few cases to say what is faster")
     assert few.sentence("AB", "predicted").startswith("Predicted, not measured: Too few")

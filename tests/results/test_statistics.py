@@ -92,7 +92,7 @@ class TestLogRatios:
         slow, fast = [(10, 1), (20, 3), (30, 2)], [(20, 1), (40, 3), (60, 2)]
         ratios = log_ratios(*totals_of(slow, fast), strata_of(["a"] * 3), seed=0)
         assert (ratios.errors > 0.1).all()
-        between = ratios.of(np.array([[-1.0, 1.0]]))
+        between = ratios.contrast(np.array([[-1.0, 1.0]]))
         assert between.values == pytest.approx([math.log(2)])
         assert between.errors == pytest.approx([0.0], abs=1e-9)
 

@@ -16,7 +16,7 @@ from specbench.results.records import Lossless, Served
 from specbench.results.run_summary import run_summary
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.pairs import rank_labels
-from specbench.results.statistics.served import served_labels, system_verdict
+from specbench.results.statistics.served import served_labels, system_sentence
 from specbench.results.statistics.summary import summarize, task_order, timed_turns
 from tests.small_run import case_record, warning_texts
 
@@ -503,15 +503,15 @@ class TestServed:
     def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):
         slower = self.cases(pld_s=2.1)
         assert pld(slower)["speedup"] == pytest.approx(1.1)
-        sentence = system_verdict(slower, LABELS, "ar", 0)
+        sentence = system_sentence(slower, LABELS, "ar", 0)
         assert sentence.startswith(
             "All 2 users together: pld is slower than plain decoding; it is 0.94 to"
         )
-        faster = system_verdict(self.cases(pld_s=1.0), LABELS, "ar", 0)
+        faster = system_sentence(self.cases(pld_s=1.0), LABELS, "ar", 0)
         assert "pld is 1.96 to 2.02 times as fast as plain decoding." in faster
-        few = system_verdict(self.cases(n=4), LABELS, "ar", 0)
+        few = system_sentence(self.cases(n=4), LABELS, "ar", 0)
         assert "Too few batches" in few
-        assert system_verdict(slower, LABELS, None, 0) == ""
+        assert system_sentence(slower, LABELS, None, 0) == ""
 
 
 # -- several texts at once -------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def files():
 
 
 def speed(lines, base, task):
-    """What ``evaluation/speed.py`` prints for a task: MAT, both speeds, their ratio.
+    """Compute what ``evaluation/speed.py`` prints for a task: MAT, both speeds, their ratio.
 
     Written again from its formulas; the file itself is not ours to carry.
     """

@@ -198,7 +198,7 @@ def test_a_text_that_repeats_a_question_of_any_form_is_found(tmp_path):
 
 def test_no_prompt_of_a_held_out_text_is_learnt(texts):
     many = [*texts[:24], texts[1], texts[0]]
-    held, learnt = texts_of.split(many)
+    held, learnt = texts_of.split_held_out(many)
     assert held == [many[0], many[24]] and not {0, 1, 24, 25} & set(learnt)
 
 

@@ -1,7 +1,7 @@
-"""What runs that decode several texts at once (``batch.size`` above 1) say besides.
+"""Additional numbers of runs in static batches (``batch.size`` above 1).
 
-Groups count whole or not at all, as everywhere. A group's steps in which all of its texts run are
-its full part; what comes behind is its tail, in which slots stay empty.
+Groups count whole or not at all, as everywhere. A group's steps in which all of its sequences run
+are its full part; the rest is its tail, in which slots stay empty.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from specbench.results.cells import ABSENT, Cell, number
-from specbench.results.records import CaseRecord, grouped
+from specbench.results.records import CaseRecord, group_by
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import BatchedLabel
 
@@ -21,10 +21,10 @@ _Groups: TypeAlias = Sequence[Sequence[CaseRecord]]  # turns of a label that wer
 def batched_labels(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None
 ) -> list[BatchedLabel]:
-    """Describe the labels of a run that decoded texts at once; none of a run that did not."""
-    timed = grouped((t for t in timed_turns(records, labels) if t.batch), lambda turn: turn.label)
+    """Describe the labels of a run that decoded in batches; empty for other runs."""
+    timed = group_by((t for t in timed_turns(records, labels) if t.batch), lambda turn: turn.label)
     groups_of = {
-        label: [*grouped(timed.get(label, ()), lambda turn: (turn.block, turn.turn)).values()]
+        label: [*group_by(timed.get(label, ()), lambda turn: (turn.block, turn.turn)).values()]
         for label in labels
     }
     plain = {r.key[:3]: r.output_ids for r in records if r.label == baseline and r.output_ids}
@@ -69,7 +69,7 @@ def batched_labels(
 
 
 def _outside_share(groups: _Groups) -> float | None:
-    """Of the steps' time; None where a group's passes were not timed."""
+    """Compute the share of the steps' time outside passes; None if passes were not timed."""
     in_passes, in_steps = 0.0, 0.0
     for group in groups:
         batch = group[0].batch
@@ -81,7 +81,7 @@ def _outside_share(groups: _Groups) -> float | None:
 
 
 def _full_speed(groups: _Groups) -> float | None:
-    """Tokens a second of the steps in which all texts of a group run; of full groups, if any."""
+    """Compute tokens/s of the steps in which all sequences of a group run, of full groups."""
     groups = [g for g in groups if len(g) == max(map(len, groups))]
     tokens = 0
     for group in groups:

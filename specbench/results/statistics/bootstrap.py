@@ -110,7 +110,7 @@ class LogRatios:
     repeats_freedom: int
     predictions: FloatArray | None = None  # the same of predicted speeds; None of measured ones
 
-    def of(self, contrasts: FloatArray) -> LogRatios:
+    def contrast(self, contrasts: FloatArray) -> LogRatios:
         """Return ``[m, k]`` sums and differences of them."""
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Which labels of a run count, and which of them may be ranked: decided here, asked by all others.
+"""Choice of the labels of a run that count, and of those that may be ranked.
 
 - A label that failed in its warm-up, or in more than :data:`FAILED_SHARE` of the cases, is left out
   with its reason: no case drops out because of it. (Below that a case that failed for one label
@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from specbench.errors import message_line
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import CASES, CaseRecord, grouped
+from specbench.results.records import CASES, CaseRecord, group_by
 from specbench.results.summary_schema import Standing
 
 FAILED_SHARE = 0.5  # of the cases (of groups, where cases are decoded at once)
@@ -22,7 +22,7 @@ WRONG = Standing(verdict="wrong outputs", p=None)
 
 
 def failing_labels(records: Iterable[CaseRecord], labels: Collection[str]) -> dict[str, str]:
-    """Find the labels that failed too often to count, each with how often it did, in words."""
+    """Find the labels that failed too often to count, each with a sentence on how often."""
     turns = [record for record in records if record.label in labels]
     n_units = len({turn.unit for turn in turns})
     kind = "groups" if any(turn.batch for turn in turns) else "cases"
@@ -59,7 +59,7 @@ def left_out(
 
 def wrong_outputs(records: Iterable[CaseRecord], labels: Collection[str]) -> dict[str, str]:
     """Find the labels that may not be ranked because of their outputs, with how many are wrong."""
-    by_label = grouped(records, lambda record: record.label)
+    by_label = group_by(records, lambda record: record.label)
     wrong = {}
     for label in labels:
         audited = [r for r in by_label.get(label, ()) if r.lossless.verdict != "not_audited"]
@@ -82,7 +82,7 @@ def rankable(
 
 
 def wrong_output_texts(wrong: Mapping[str, str], baseline: str | None = BASELINE) -> list[str]:
-    """Say of each label whose outputs are wrong which these are; ``wrong``: `wrong_outputs`."""
+    """Name each label's wrong outputs in a sentence; ``wrong``: from `wrong_outputs`."""
     return [
         f"WRONG OUTPUTS of {label}, so {'no label' if label == baseline else 'it'} has "
         f"{'a' if label == baseline else 'no'} standing: {outputs}"

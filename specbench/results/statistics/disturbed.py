@@ -1,4 +1,4 @@
-"""What the rule about disturbed turns did to the numbers of a run; ``runners`` has the rule."""
+"""The effect of the rule about disturbed turns on a run's numbers; ``runners`` has the rule."""
 
 from __future__ import annotations
 

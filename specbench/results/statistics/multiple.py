@@ -2,7 +2,7 @@
 
 Interval and test are one thing: the same estimate, the same error and Student's t as everywhere
 (:mod:`specbench.results.statistics.bootstrap`), at a level divided by the number of comparisons
-that must hold together (Bonferroni). A verdict looks at nothing but the interval beside it.
+that must hold together (Bonferroni). A verdict depends only on its interval.
 
 - Against one reference that was fixed before (:func:`against`): all m intervals hold together with
   95 %.
@@ -30,7 +30,7 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Against:
-    """How one method's speed stands to another's."""
+    """The comparison of one method's speed with another's."""
 
     log_ratio: float  # above 0 the first is faster
     low: float  # of the logarithm's interval
@@ -42,7 +42,7 @@ class Against:
 
     @property
     def interval(self) -> Interval:
-        """Of the ratio."""
+        """Give the interval of the ratio."""
         return math.exp(self.low), math.exp(self.high)
 
 
@@ -97,7 +97,7 @@ def against_best(speeds: LogRatios) -> dict[int, Against]:
     for i in range(k):
         if i == top:
             continue
-        over = speeds.of(np.eye(k)[i] - np.delete(np.eye(k), i, axis=0))
+        over = speeds.contrast(np.eye(k)[i] - np.delete(np.eye(k), i, axis=0))
         halves = _critical(over, k - 1) * over.errors
         p = np.where(over.values < 0, (k - 1) * _p_values(over), 1.0).min()
         interval = float((over.values - halves).min()), float((over.values + halves).min())
@@ -107,12 +107,12 @@ def against_best(speeds: LogRatios) -> dict[int, Against]:
 
 @dataclass(frozen=True)
 class Selection:
-    """How much too high the number of the fastest of k methods is, because the data picked it.
+    """The excess of the fastest of k methods' number that comes from being picked by the data.
 
     Attributes:
         bias: expected excess of its ratio over the truth, as a part of the truth, were the
-            estimates the truth (a parametric bootstrap of the maximum). They are further apart than
-            the truth is, so the excess is rather larger.
+            estimates the truth (a parametric bootstrap of the maximum). They spread more than the
+            truth does, so the excess is rather larger.
         if_equal: the same were all methods equally fast: the largest that it can be.
     """
 
@@ -125,7 +125,7 @@ def selection(ratios: LogRatios, n_resamples: int = N_RESAMPLES) -> Selection | 
     k = len(ratios.values)
     if k < 2:
         return None
-    # A cost surface's error is all methods' alike, so that it picks none.
+    # A cost surface's error is the same for all methods, so it picks none.
     covariance = ratios.prompts + ratios.repeats
     variances, directions = np.linalg.eigh(covariance)
     normal = np.random.default_rng(0).normal(size=(n_resamples, k))

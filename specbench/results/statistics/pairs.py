@@ -35,7 +35,7 @@ _MIRRORED = {"faster": "slower", "slower": "faster"}
 _MANY, _SHOWN_BIAS = 5, 0.01
 
 
-def verdict(interval: Interval | None, margin: float = MARGIN) -> str:
+def pair_outcome(interval: Interval | None, margin: float = MARGIN) -> str:
     """Say what an interval of a speed ratio, the first's over the second's, shows.
 
     Returns:
@@ -52,7 +52,7 @@ def verdict(interval: Interval | None, margin: float = MARGIN) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How k methods stand; all outputs of one run and of several ask this one place."""
+    """The ranking of k methods, for all tables of one run and of several."""
 
     order: list[int]  # ``[k]`` methods, the fastest first
     over_plain: Sequence[Against | None]  # each, None for too few cases; empty without plain
@@ -60,7 +60,7 @@ class Ranking:
     selection: Selection | None = None  # what the first one's speedup owes to being picked
 
     @classmethod
-    def of(
+    def compare(
         cls,
         speeds: LogRatios | None,
         over_plain: LogRatios | None,
@@ -91,7 +91,7 @@ class Ranking:
         return [i for i in self.order if i not in slower]
 
     @property
-    def plain_verdicts(self) -> list[str]:
+    def plain_outcomes(self) -> list[str]:
         """Each method's verdict against plain decoding; all of them hold together."""
         return [_standing(comparison)["verdict"] for comparison in self.over_plain]
 
@@ -116,7 +116,7 @@ class Ranking:
         return {top: first, **standings}, of_plain
 
     def sentence(self, names: Sequence[str], timing: str = "measured", unit: str = "cases") -> str:
-        """Say in one sentence what the comparison shows, for the head of whatever shows it.
+        """Say in one sentence what the comparison shows, for the head of tables and pages.
 
         ``pld is 1.31 to 1.60 times as fast as plain decoding; sam may be as fast.`` The interval is
         the one that decides: where methods are several, all their intervals hold together.
@@ -141,7 +141,7 @@ class Ranking:
                 f"Too few {unit} to say what is faster than plain decoding: {FEWEST} are needed at "
                 "least."
             )
-        verdicts, leaders = self.plain_verdicts, self.leaders
+        verdicts, leaders = self.plain_outcomes, self.leaders
         faster = [i for i in self.order if verdicts[i] == "faster"]
         together = f" (95 % for all {len(names)} together)" if len(names) > 1 else ""
         fastest = f"{names[top]}, the fastest here, is {self._times(top)} as fast"
@@ -171,7 +171,7 @@ class Ranking:
         return f"{low} times" if low == high else f"{low} to {high} times"
 
     def _bias(self, name: str) -> str:
-        """How much too high the first one's number is expected to be, where that is much."""
+        """Say how much too high the first method's number is expected to be, if that is much."""
         few = len(self.order) < _MANY
         if few or self.selection is None or self.selection.if_equal < _SHOWN_BIAS:
             return ""
@@ -186,7 +186,7 @@ class Ranking:
 def _standing(comparison: Against | None) -> Standing:
     if comparison is None:
         return Standing(verdict="too few", p=None)
-    return Standing(verdict=verdict(comparison.interval), p=comparison.p_family)
+    return Standing(verdict=pair_outcome(comparison.interval), p=comparison.p_family)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class RankedLabels:
             "ratio_ci": interval,
             "p": over.p if over else 1.0,
             "p_family": over.p_family if over else 1.0,
-            "verdict": verdict(interval),
+            "verdict": pair_outcome(interval),
             "margin": MARGIN,
             "detectable": over.detectable if over else None,
             "needed": needed if (needed and needed > n_timed) or not over else None,
@@ -283,9 +283,9 @@ def rank_sample(
     if sample.speed.logs is not None:
         rows = np.eye(len(labels))
         of_method = rows[[labels.index(label) for label in methods]]
-        speeds = sample.speed.logs.of(of_method)
+        speeds = sample.speed.logs.contrast(of_method)
         if baseline is not None:
-            over_plain = sample.speed.logs.of(of_method - rows[labels.index(baseline)])
+            over_plain = sample.speed.logs.contrast(of_method - rows[labels.index(baseline)])
     values = [sample.speed.value(label) or 0.0 for label in methods]
-    ranking = Ranking.of(speeds, over_plain, values, plain=baseline is not None)
+    ranking = Ranking.compare(speeds, over_plain, values, plain=baseline is not None)
     return RankedLabels(methods, baseline, ranking, sample)

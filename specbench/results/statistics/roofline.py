@@ -1,4 +1,4 @@
-"""How near plain decoding comes to the memory's speed: the honesty of a speedup's baseline.
+"""The share of the memory's read bandwidth that AR decoding reaches: a check of the baseline.
 
 A one-token pass cannot end before all weights are read. A speedup over a baseline far above that
 floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A100's bandwidth
@@ -18,7 +18,7 @@ PLAIN_PASS = "1 x 1 rows"  # how ``GraphTarget`` names the shape of plain decodi
 
 @dataclass(frozen=True)
 class BaselineContext:
-    """What the speedups of a run stand on.
+    """The baselines of a run's speedups.
 
     Attributes:
         plain: the label of plain decoding by the engine (``eager``, ``graph``) that ran it.
@@ -35,7 +35,7 @@ class BaselineContext:
         return replace(self, floor_s=1 / tokens_per_s)
 
     def share(self, tokens_per_s: float | None) -> float | None:
-        """At most 1 in a context `with_passes` of the run's fastest plain decoding."""
+        """Compute the bandwidth share; at most 1 after `with_passes` of the fastest AR run."""
         return min(1.0, self.floor_s * tokens_per_s) if self.floor_s and tokens_per_s else None
 
 
@@ -52,7 +52,7 @@ def plain_engine(model: ModelInfo) -> str | None:
 
 
 def baseline_context(manifest: RunManifest) -> BaselineContext:
-    """Which plain decodings a run has, and the memory's speed, as far as its manifest says."""
+    """Find a run's AR decoders and the memory's speed, as far as its manifest has them."""
     model = manifest.timed_model
     engine = plain_engine(model)
     plain: dict[str, str] = {}
@@ -64,7 +64,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
                 plain.setdefault(by, label)
     cache, size = manifest.timed_hardware.get("cache_bytes"), model.weight_bytes
     from_cache = (model.device or "cpu").startswith("cpu") and cache and size and size <= cache
-    # A batch's pass reads the weights once for all texts, whose tokens are counted together.
+    # A batch's pass reads the weights once for all sequences, whose tokens count together.
     if from_cache or manifest.batch_size > 1 or not size or not model.read_bytes_per_s:
         return BaselineContext(plain)
     return BaselineContext(plain, size / model.read_bytes_per_s)

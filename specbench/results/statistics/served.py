@@ -11,7 +11,7 @@ Definitions:
     system tokens/s: new tokens of all batches over their time, from the first request to the last
         token. Batches are left out whole and for all labels: those with a failed or repeated
         request, and with a case that counts in no time (it failed for some label, or was
-        disturbed). Nobody can say what a batch would have taken without one of its questions.
+        disturbed). A batch's time without one of its questions is unknown.
     goodput: useful tokens/s are the system's, since rejected drafts and failed requests are no
         tokens; good requests/s are the turns within the limits over the same batches' time.
 """
@@ -29,7 +29,7 @@ import numpy as np
 from specbench.arrays import FloatArray, first_difference
 from specbench.results.cells import ABSENT, Cell, NumberCell, number
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import DIFFERS, CaseRecord, Served, grouped
+from specbench.results.records import DIFFERS, CaseRecord, Served, group_by
 from specbench.results.statistics.bootstrap import log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.pairs import Ranking
@@ -47,7 +47,7 @@ Batches: TypeAlias = dict[str, dict[tuple[str, ...], FloatArray]]
 
 
 def limits_of(manifest: RunManifest) -> Limits:
-    """Give those of ``server.limit_ttft_s`` and ``server.limit_tpot_s``."""
+    """Read ``server.limit_ttft_s`` and ``server.limit_tpot_s``, where set."""
     limits = {name: manifest.setting("server", f"limit_{name}_s") for name in ("ttft", "tpot")}
     return {name: seconds for name, seconds in limits.items() if seconds is not None}
 
@@ -62,7 +62,7 @@ def _latencies(turn: CaseRecord) -> dict[str, list[float]]:
 
 
 def _percentiles(turns: Sequence[CaseRecord]) -> dict[str, dict[str, float]]:
-    """Seconds by what is measured and by percentile (``p50``); what nobody measured is left out."""
+    """Compute seconds by latency and percentile (``p50``); latencies not measured are left out."""
     seconds: dict[str, list[float]] = {}
     for turn in turns:
         for name, of_turn in _latencies(turn).items():
@@ -81,7 +81,7 @@ def served_labels(
     baseline: str | None = BASELINE,
     seed: int = 0,
 ) -> list[ServedLabel]:
-    """Describe the labels of a run that servers answered; none of a run of our own engine."""
+    """Describe the labels of a run that servers answered; empty for our own engine."""
     if not any(record.served for record in records):
         return []
     timed = timed_turns(records, labels)
@@ -97,13 +97,13 @@ def served_labels(
         verdicts = [r.lossless.verdict for r in answered]
         i = methods.index(label) if label in methods else None
         over = None if i is None else ranking.over_plain[i]
-        verdict = "" if i is None else ranking.plain_verdicts[i]
+        verdict = "" if i is None else ranking.plain_outcomes[i]
         rows.append(
             ServedLabel(
                 label=label,
                 engine=answered[0].engine,
                 numerics=answered[0].numerics,
-                concurrency=_of(answered[0]).concurrency,
+                concurrency=_served(answered[0]).concurrency,
                 ttft_s=median(r.prefill_s for r in in_time) if in_time else None,
                 user_tokens_per_s=_per(
                     sum(r.n_decoded for r in in_time), sum(r.decode_s for r in in_time)
@@ -115,7 +115,7 @@ def served_labels(
                 equal=verdicts.count("equal"),
                 compared=verdicts.count("equal") + verdicts.count(DIFFERS),
                 first_difference=_first_difference(answered, records),
-                uncounted=sum(not _of(r).counted for r in answered),
+                uncounted=sum(not _served(r).counted for r in answered),
                 together=sum(r.n_new > 1 and not r.n_decoded for r in answered),
                 latency=_percentiles(in_time),
                 good_requests_per_s=_per(good, seconds) if limits else None,
@@ -129,7 +129,7 @@ def _per(count: float, seconds: float) -> float | None:
     return count / seconds if seconds else None
 
 
-def _of(record: CaseRecord) -> Served:
+def _served(record: CaseRecord) -> Served:
     assert record.served is not None
     return record.served
 
@@ -139,14 +139,14 @@ def _batches(records: Sequence[CaseRecord], labels: Sequence[str], limits: Limit
     timed = {(turn.repeat, turn.case_id) for turn in timed_turns(records, labels)}
     answered = (record for record in records if record.served and record.label in labels)
     batches: Batches = {label: {} for label in labels}
-    for batch in grouped(answered, lambda turn: (turn.repeat, _of(turn).batch)).values():
-        if any(not _of(t).batch_s or (t.repeat, t.case_id) not in timed for t in batch):
+    for batch in group_by(answered, lambda turn: (turn.repeat, _served(turn).batch)).values():
+        if any(not _served(t).batch_s or (t.repeat, t.case_id) not in timed for t in batch):
             continue
         cases = tuple(sorted({turn.case_id for turn in batch}))
-        for (label, _), together in grouped(batch, lambda turn: (turn.label, turn.turn)).items():
+        for (label, _), together in group_by(batch, lambda turn: (turn.label, turn.turn)).items():
             n_new = sum(turn.n_new for turn in together)
             good = sum(_is_good(turn, limits) for turn in together)
-            totals = np.array([n_new, _of(together[0]).batch_s, good], dtype=np.float64)
+            totals = np.array([n_new, _served(together[0]).batch_s, good], dtype=np.float64)
             batches[label][cases] = batches[label].get(cases, np.zeros(3)) + totals
     return batches
 
@@ -156,17 +156,17 @@ def _is_good(turn: CaseRecord, limits: Limits) -> bool:
     return all(s <= limit for name, limit in limits.items() for s in latencies[name])
 
 
-def system_verdict(
+def system_sentence(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
 ) -> str:
-    """Tell a run that asked several questions at once in a sentence about all users together.
+    """Describe all users together in a sentence, for a run with several requests at once.
 
     "" where nothing can be compared.
     """
     methods, ranking = _system_ranking(records, labels, baseline, seed)
     if not methods:
         return ""
-    users = max(_of(r).concurrency for r in records if r.served)
+    users = max(_served(r).concurrency for r in records if r.served)
     return f"All {users} users together: {ranking.sentence(methods, unit='batches')}"
 
 
@@ -183,13 +183,13 @@ def system_speedups(
         NumberCell(None) if over is None else NumberCell(math.exp(over.log_ratio), over.interval)
         for over in ranking.over_plain
     ]
-    return dict(zip(methods, zip(estimates, ranking.plain_verdicts, strict=True), strict=True))
+    return dict(zip(methods, zip(estimates, ranking.plain_outcomes, strict=True), strict=True))
 
 
 def _system_ranking(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
 ) -> tuple[list[str], Ranking]:
-    """Methods, and how their speeds over plain decoding's, of common batches, stand."""
+    """Rank methods by their speeds over AR decoding's on common batches."""
     batches = _batches(records, labels, {})
     ranked = rankable(labels, wrong_outputs(records, labels), baseline)
     methods = [label for label in ranked if label != baseline and batches[label]]
@@ -203,8 +203,8 @@ def _system_ranking(
         above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
         ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
         contrasts = np.eye(len(compared))[1:] - np.eye(len(compared))[0]
-        over = None if ratios is None else ratios.of(contrasts)
-    return methods, Ranking.of(over, over, [0.0] * len(methods))
+        over = None if ratios is None else ratios.contrast(contrasts)
+    return methods, Ranking.compare(over, over, [0.0] * len(methods))
 
 
 def _first_difference(answered: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
@@ -214,7 +214,7 @@ def _first_difference(answered: Sequence[CaseRecord], records: Sequence[CaseReco
         return ""
     where = f"case {record.case_id}, turn {record.turn}"
     plain = next((r for r in records if r.key == (*record.key[:3], BASELINE)), None)
-    ours, theirs = _of(record).text, _of(plain).text if plain and plain.served else ""
+    ours, theirs = _served(record).text, _served(plain).text if plain and plain.served else ""
     if not (ours and theirs):  # a kept run has no text
         return where
     at = first_difference(ours, theirs)

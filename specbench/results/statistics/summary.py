@@ -1,4 +1,4 @@
-"""Rows of ``summary.json``: what a run's records say, per label and task and over the whole run.
+"""Rows of ``summary.json``: a run's numbers per label and task, and over the whole run.
 
 :data:`specbench.results.metrics.METRICS` says what each number is. How cases count:
 
@@ -9,7 +9,7 @@
 - A disturbed turn takes its block (case and repeat) out of all times, for all labels, unless more
   than a twentieth of the run's blocks are disturbed: then all count (``disturbed_counted``).
 - Cases decoded at once (``batch.size`` above 1) are added up by group, and the group is the unit:
-  its tokens are those of all its texts, its time ends with the last token of any. Groups hold
+  its tokens are those of all its sequences, its time ends with the last token of any. Groups hold
   cases of several tasks, so a run of several has rows of the whole run alone.
 
 Estimators of ``tokens_per_s`` and ``speedup``:
@@ -38,7 +38,7 @@ from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
 from specbench.results.cells import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRICS, Measured
-from specbench.results.records import DIFFERS, VERDICTS, BlockKey, CaseRecord, grouped
+from specbench.results.records import AUDIT_STATUSES, DIFFERS, BlockKey, CaseRecord, group_by
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
     LogRatios,
@@ -105,12 +105,12 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
 
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
     """Return the turns of cases that did not drop out: all numbers but times come from them."""
-    by_unit = grouped((r for r in records if r.label in labels), lambda turn: turn.unit)
+    by_unit = group_by((r for r in records if r.label in labels), lambda turn: turn.unit)
     return [turn for turns in by_unit.values() if is_complete(turns, labels) for turn in turns]
 
 
 def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
-    """Whether every label has every turn of the case in every repeat, and none failed."""
+    """Tell whether no turn failed and every label has every turn of the case in every repeat."""
     if any(turn.status == "failed" for turn in turns):
         return False
     keys = {turn.key[:3] for turn in turns}
@@ -170,7 +170,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     units, totals = [], []
     dropped, noisy = list[str](), list[str]()
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    for name, of_unit in sorted(grouped(turns, lambda turn: turn.unit).items()):
+    for name, of_unit in sorted(group_by(turns, lambda turn: turn.unit).items()):
         size = len({turn.case_id for turn in of_unit})
         task = OVERALL if mixed else of_unit[0].task
         if not is_complete(of_unit, labels):
@@ -208,10 +208,10 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
 
 def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
     timed = [turn for turn in turns if turn.block in timed_blocks]
-    # A turn whose server did not say its steps counts in no MAT.
+    # A turn whose server did not report its steps counts in no MAT.
     lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
-    # Texts decoded at once share their group's time.
-    slots = grouped(timed, lambda turn: (turn.turn, turn.block)).values()
+    # Sequences decoded at once share their group's time.
+    slots = group_by(timed, lambda turn: (turn.turn, turn.block)).values()
     return [
         sum(committed for committed, _ in lengths),
         sum(steps for _, steps in lengths),
@@ -310,7 +310,7 @@ class Ratios:
         i = self.pooled.labels.index(label)
         return _finite(ratio_of_totals(self._above[0, :, i], self._below[0, :, i]))
 
-    def of(self, label: str) -> Measured:
+    def estimate(self, label: str) -> Measured:
         """Return a label's ratio of totals with its interval."""
         value = self.value(label)
         return value, self._interval(value, label)
@@ -336,7 +336,7 @@ class Ratios:
         if value is None or self.logs is None:
             return None
         contrast = [float(x == label) - float(x == reference) for x in self.pooled.labels]
-        return self.logs.of(np.array([contrast])).interval(0, value)
+        return self.logs.contrast(np.array([contrast])).interval(0, value)
 
 
 class Sample:
@@ -403,15 +403,15 @@ class Sample:
             "phase_share": _phase_share(turn for turn in turns if turn.block in pooled.timed),
             "lossless": {
                 kind: verdicts.count(kind)
-                for kind in (*VERDICTS, DIFFERS, "lossy")
-                if kind in VERDICTS or kind in verdicts
+                for kind in (*AUDIT_STATUSES, DIFFERS, "lossy")
+                if kind in AUDIT_STATUSES or kind in verdicts
             },
             "state_scope": last.state_scope if last else None,
             "timing": last.timing if last else "measured",
         }
 
     def _numbers(self, label: str) -> dict[str, Measured]:
-        """Each of `specbench.results.metrics.METRICS` by its name."""
+        """Compute each of `specbench.results.metrics.METRICS`, by its name."""
         baseline, plain = self.baseline, self.context.plain
         totals = self.pooled.totals[0, :, self.pooled.labels.index(label)].T
 
@@ -424,7 +424,7 @@ class Sample:
             "mat": self._mat(label),
             "mat_per_request": ratio(REQUEST_MATS, REQUESTS),
             "mat_token_weighted": ratio(TOKEN_MATS, COMMITTED),
-            "tokens_per_s": self.speed.of(label),
+            "tokens_per_s": self.speed.estimate(label),
             "end_to_end_tokens_per_s": ratio(TIMED_NEW, WALL),
             "speedup": self.speed.over(label, baseline),
             "geomean_speedup": self._decoded.over(label, baseline),
@@ -438,10 +438,10 @@ class Sample:
     def _mat(self, label: str) -> Measured:
         # Over the cases with a step of this label, whatever the others have.
         i = self.pooled.labels.index(label)
-        alone = replace(
+        pooled = replace(
             self.pooled, labels=[label], totals=self.pooled.totals[:, :, [i]], prediction_errors={}
         )
-        value, interval = Ratios(alone, _MAT, *self._bootstrap, zero_counts=True).of(label)
+        value, interval = Ratios(pooled, _MAT, *self._bootstrap, zero_counts=True).estimate(label)
         # A pass yields a token at least.
         return value, interval and (max(1.0, interval[0]), interval[1])
 
