@@ -14,7 +14,7 @@ FloatArray: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 
-def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
-    """Index of the first place where two sequences differ; None where they are the same."""
-    pairs = enumerate(zip_longest(one, other))
+def first_difference(first: Sequence[object], second: Sequence[object]) -> int | None:
+    """Return the first index at which two sequences differ; None where they are equal."""
+    pairs = enumerate(zip_longest(first, second))
     return next((i for i, (a, b) in pairs if a != b), None)

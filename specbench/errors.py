@@ -41,7 +41,7 @@ class MethodCannotRun(NeedsNotMet):
 
 
 class WarmUpFailed(SpecBenchError):
-    """Labels of a run failed before anything of them was measured; the others may go on.
+    """Labels of a run failed before they were measured; the others may go on.
 
     Attributes:
         reasons: by label.
@@ -65,7 +65,7 @@ class ArtifactError(ConfigurationError):
 
 
 class ResultsError(ConfigurationError):
-    """Results cannot be shown: none are there, or what was named does not fit together."""
+    """Results cannot be shown: there are none, or the named ones do not fit together."""
 
 
 class OutputRefused(ConfigurationError):
@@ -86,9 +86,9 @@ class CaseFailed(SpecBenchError):
 
 
 class DeviceLost(SpecBenchError):
-    """A GPU answers no more, as after an illegal memory access: the process ends with the cause.
+    """A GPU stopped responding, as after an illegal memory access: the process ends with the cause.
 
-    Whatever is asked of it afterwards fails, too, and says nothing of what failed first.
+    Every later call to it fails too, without the first cause.
     """
 
 
@@ -99,31 +99,31 @@ def replace_unprintable() -> None:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The entry of ``valid`` closest to ``name``, or None where nothing is close."""
+    """Return the entry of ``valid`` closest to ``name``, or None where nothing is close."""
     lowered = {entry.lower(): entry for entry in valid}
     matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     return lowered[matches[0]] if matches else None
 
 
-def unknown_name(what: str, name: str, valid: Iterable[str]) -> ConfigurationError:
-    """A ConfigurationError for a name that does not exist, with the nearest one that does."""
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigurationError:
+    """Make the ConfigurationError for an unknown name, with the nearest valid one."""
     options = sorted(valid)
     close = nearest(name, options)
     hint = f" Did you mean {close!r}?" if close else ""
-    return ConfigurationError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(options)}.")
+    return ConfigurationError(f"unknown {kind} {name!r}.{hint} Valid: {', '.join(options)}.")
 
 
 def message_line(error: BaseException) -> str:
-    """The first line of an error's message that says something, else an empty one."""
+    """Return the first line of an error's message that is not empty; "" where all are."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def first_line(error: BaseException) -> str:
-    """``Type: message`` of any error, of the message its first line."""
+    """Return ``Type: message`` of any error, with the message's first line."""
     return ": ".join(filter(None, (type(error).__name__, message_line(error))))
 
 
-# What pydantic finds wrong, as the end of "it must be …".
+# Pydantic's error types, as the end of "it must be …".
 _MUST_BE = {
     "string_type": "text",
     "bool_type": "true or false",
@@ -151,12 +151,12 @@ _MUST_BE = {
 
 
 def requirement_text(error: ValueError) -> str:
-    """What pydantic asks of a value, e.g. ``a whole number or a list``; else the error's text."""
-    return " or ".join(dict.fromkeys(map(_wanted, _details(error)))) or str(error)
+    """Format pydantic's requirement, e.g. ``a whole number or a list``; else the error's text."""
+    return " or ".join(dict.fromkeys(map(_must_be, _details(error)))) or str(error)
 
 
 def field_error(error: Exception) -> str:
-    """The field that a schema refuses, its value and what it must be; of other errors the text."""
+    """Format a schema's error as field, value and requirement; of other errors the text."""
     details = _details(error)
     if not details:
         return str(error)
@@ -165,13 +165,13 @@ def field_error(error: Exception) -> str:
     if first["type"] == "missing":
         return f"no field {name.removeprefix('.')}"
     return (
-        f"{name.removeprefix('.') or 'it'} is {first['input']!r:.60}, it must be {_wanted(first)}"
+        f"{name.removeprefix('.') or 'it'} is {first['input']!r:.60}, it must be {_must_be(first)}"
     )
 
 
-def _wanted(detail: Any) -> str:
-    words = _MUST_BE.get(detail["type"], "{error}")
-    return words.format(**{"error": detail["msg"], **detail.get("ctx", {})})
+def _must_be(detail: Any) -> str:
+    template = _MUST_BE.get(detail["type"], "{error}")
+    return template.format(**{"error": detail["msg"], **detail.get("ctx", {})})
 
 
 def _details(error: Exception) -> Sequence[Any]:

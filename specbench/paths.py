@@ -1,4 +1,4 @@
-"""Where the project's own folders lie, which no other module derives from its own place."""
+"""The project's folders; no other module derives them from its own path."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LONGEST = 200  # bytes of a part of a file's name, of the 255 that file systems
 
 
 def file_name(text: str) -> str:
-    """A text as part of a file's name: ``_`` for letters that some file system does not take."""
+    """Make a text part of a file's name: ``_`` for letters that some file system refuses."""
     safe = re.sub(r"[^\w.+-]", "_", text).strip(".")
     return safe.encode()[:_LONGEST].decode(errors="ignore") or "_"
 
 
 def typed_path(text: str | Path) -> Path:
-    """A path as a user typed it; a ``~`` that stands for nobody's home stays."""
+    """Expand a path as a user typed it; a ``~`` of an unknown user stays."""
     return Path(os.path.expanduser(text))
 
 
 def typed_file(text: str) -> Path:
-    """A file as a user typed it: from here, else from the project's folder; it may be missing."""
+    """Find a file as a user typed it: from here, else from the project's folder, if missing too."""
     file = typed_path(text)
     return file.absolute() if file.is_file() else PROJECT / file

@@ -1,4 +1,4 @@
-"""The texts that tables and datastores are made from: files, the hub, what earlier runs recorded.
+"""The texts that tables and datastores are made from: files, the hub, recordings of runs.
 
 ``specbench.artifacts.documentation`` has the texts that are installed on every machine.
 """
@@ -30,9 +30,9 @@ class Corpus:
     """Documents as token ids, read lazily and once; a bar counts their tokens.
 
     Args:
-        facts: what a file's header says of the corpus; JSON-ready, with its ``name``.
+        facts: description for a file's header; JSON-ready, with the corpus's ``name``.
         documents: the ids of each.
-        max_tokens: stop after the document that brings so many.
+        max_tokens: stop after the document that reaches this many.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ def tokenized(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
 
 
 def sample_documents(texts: Iterable[str], share: float, seed: int) -> Iterator[str]:
-    """Give each text with probability ``share``, drawn from ``seed``."""
+    """Sample texts, each with probability ``share``, drawn from ``seed``."""
     random = np.random.default_rng(seed)
     return (text for text in texts if share >= 1.0 or random.random() < share)
 
 
 def file_texts(paths: Iterable[Path]) -> Iterator[str]:
-    """Read what blank lines separate in UTF-8 files, at most about `PIECE` characters each.
+    """Read the paragraphs of UTF-8 files, at most about `PIECE` characters each.
 
     Raises:
         ConfigurationError: a file cannot be read or is not UTF-8 text.
@@ -160,17 +160,17 @@ def hub_texts(name: str, revision: str | None) -> Iterator[str]:
 
 
 def recorded_documents(runs: Iterable[Path], tokenizer_hash: str) -> Iterator[Array]:
-    """Give prompt with answer of every turn of some runs, see `recorded_turns`; each once."""
+    """Yield prompt with output of every turn of some runs, see `recorded_turns`; each once."""
     turns = (turn for run in runs for turn in recorded_turns(run, tokenizer_hash))
     documents = map(np.concatenate, turns)
     return iter({document.tobytes(): document for document in documents}.values())
 
 
 def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Array, Array]]:
-    """Give prompt and answer of every turn of a run, of the first label that did not fail.
+    """Yield prompt and output of every turn of a run, of the first label that did not fail.
 
     ``path``: a ``cases.jsonl``, or the run folder it lies in. The ``tokenizer_hash`` is compared
-    with the manifest beside the file, where there is one; None takes any.
+    with the manifest in the same folder, where there is one; None takes any.
 
     Raises:
         ArtifactError: there is no such file, or it belongs to another tokenizer.

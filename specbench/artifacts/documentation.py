@@ -64,24 +64,24 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_tes
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Give the paragraphs of a text that read like English, each on one line."""
+    """Yield the paragraphs of a text that read like English, each on one line."""
     for block in _BLANK_LINE.split(text):
-        words = block.split()
-        paragraph = " ".join(words)
-        plain = sum(_WORD.fullmatch(word) is not None for word in words)
-        if len(paragraph) >= _SHORTEST and plain >= _SHARE_OF_WORDS * len(words):
+        pieces = block.split()
+        paragraph = " ".join(pieces)
+        plain = sum(_WORD.fullmatch(piece) is not None for piece in pieces)
+        if len(paragraph) >= _SHORTEST and plain >= _SHARE_OF_WORDS * len(pieces):
             yield paragraph
 
 
 def sources() -> dict[str, str]:
-    """Give what is read on this machine, with versions."""
+    """List the sources on this machine, with versions."""
     installed = (name for name in PACKAGES if importlib.util.find_spec(name) is not None)
     versions = {name: importlib.metadata.version(name) for name in installed}
     return {"python": platform.python_version(), **versions}
 
 
 def installed_prose() -> Iterator[tuple[str, list[str]]]:
-    """Give name and paragraphs of one source after the other; no paragraph comes twice."""
+    """Yield name and paragraphs of each source; no paragraph comes twice."""
     seen: set[str] = set()
     for name in sources():
         source = dict.fromkeys(p for text in _texts(name) for p in paragraphs(text))
@@ -120,14 +120,14 @@ def _texts(name: str) -> Iterator[str]:
 
 
 class TokenArrays(NamedTuple):
-    """Documents one behind the other."""
+    """Documents, concatenated."""
 
     tokens: Array  # [total] int32
     ends: Array  # [n] int64, where each document ends
 
 
 class TokenizedDocuments(ArrayTable[TokenArrays]):
-    """Documents as ids; ``header["corpus"]`` says of what."""
+    """Documents as ids; ``header["corpus"]`` describes their source."""
 
     kind = "documents"
     version = 1
@@ -138,12 +138,12 @@ class TokenizedDocuments(ArrayTable[TokenArrays]):
 
 
 def documentation(tokenizer: Any, cache_dir: Path, max_tokens: int | None = None) -> Corpus:
-    """Give the documentation installed here; its ids come from the cache where they are there.
+    """Read the documentation installed here; its ids come from the cache if they are there.
 
     Raises:
         ArtifactError: the file in the cache is damaged.
     """
-    # Other versions of the packages are another text.
+    # Other versions of the packages have other texts.
     artifact = Artifact(STEM, f"{__name__}:build", command="", params={"sources": sources()})
     files = resolve.resolve([artifact], tokenizer=tokenizer, bundled=True, cache_dir=cache_dir)
     documents = TokenizedDocuments.open(files[STEM], loading.tokenizer_hash(tokenizer))
@@ -151,7 +151,7 @@ def documentation(tokenizer: Any, cache_dir: Path, max_tokens: int | None = None
 
 
 def build(tokenizer: Any, path: Path, sources: dict[str, str]) -> None:
-    """Read and tokenize; ``sources`` is what is installed, a part of the file's name."""
+    """Read and tokenize; ``sources``: the installed ones, a part of the file's name."""
     prose = progress_bar("reading", " packages", len(sources), installed_prose())
     texts = (text for _, fresh in prose for text in fresh)
     # In memory: 20 MB for five million tokens.

@@ -1,4 +1,4 @@
-"""Files that a method needs besides the model: found, or built for the bundled model.
+"""Finds files that a method needs besides the model, or builds them for the bundled model.
 
 A file the user named is taken as it is. The default place is the cache folder, under a name made
 from the builder's stem and version, its parameters and the tokenizer's hash, and the weights' where
@@ -28,7 +28,7 @@ from specbench.storage.arrays import read_header
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import replacing
 
-# The bundled model's files take minutes; who waits longer than this waits for a hung process.
+# The bundled model's files take minutes; a longer wait is for a hung process.
 _LOCK_TIMEOUT_S = 1800.0
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def resolve(
 def default_path(
     artifact: Artifact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
 ) -> Path:
-    """Name where an artifact lies if the user names no file."""
+    """Return the path of an artifact if the user names no file."""
     module = _builder_module(artifact)
     named = isinstance(tokenizer, NamedTokenizer)
     identity = {
@@ -108,7 +108,7 @@ def default_path(
 
 
 def describe(path: Path) -> ArtifactInfo:
-    """Give the facts about a file for a run's manifest."""
+    """Describe a file for a run's manifest."""
     facts = ArtifactInfo(path=str(path), bytes=path.stat().st_size, sha256=file_sha256(path))
     with suppress(ArtifactError):
         header = read_header(path)
@@ -119,7 +119,7 @@ def describe(path: Path) -> ArtifactInfo:
 
 @contextmanager
 def build_lock(path: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Be the only process that builds a file; its folder is made.
+    """Hold the lock for building a file; its folder is created.
 
     Raises:
         ConfigurationError: another process is building it still.

@@ -28,19 +28,19 @@ _PAIR = re.compile(r"[+~]{0,2}pair(=|$)")  # a choice of the group, as it is typ
 
 
 def option_names(group: str) -> list[str]:
-    """The choices of a config group in ``conf/``, without the parts (``_name``)."""
+    """List the choices of a config group in ``conf/``, without the parts (``_name``)."""
     return sorted(p.stem for p in (paths.CONF_DIR / group).glob("[!_]*.yaml"))
 
 
 def pair_name(method: str, model: str) -> str:
-    """The ``pair`` file, which may be missing: ``<method>_<model>``, else ``draft_<model>``."""
-    own, shared = f"{method}_{model}", f"draft_{model}"
+    """Name the ``pair`` file, if there or not: ``<method>_<model>``, else ``draft_<model>``."""
+    specific, shared = f"{method}_{model}", f"draft_{model}"
     names = option_names("pair")
-    return shared if own not in names and shared in names else own
+    return shared if specific not in names and shared in names else specific
 
 
 def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
-    """The value of a name, ``default`` where it has none: what differs from job to job of a sweep.
+    """Return the value for a name, else ``default``: for values that differ between sweep jobs.
 
     In yaml: ``limit: "${specbench.chosen:${dataset.name},{gsm8k: 100}}"``.
     """
@@ -48,10 +48,10 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
 
 
 def case_order(state_scope: str, shuffle: int | None) -> str:
-    """``dataset.order`` where it is not typed.
+    """Return ``dataset.order`` where it is not typed.
 
-    Where methods keep what they learnt from case to case, the data set's order is part of what is
-    measured; and a shuffle is an order that the user chose.
+    Where methods keep state across cases, the data set's order is part of the measurement; and a
+    shuffle is an order that the user chose.
     """
     return "interleaved" if shuffle is None and state_scope in ("turn", "prompt") else "file"
 
@@ -67,7 +67,7 @@ for _name, _resolver in (("chosen", chosen), ("case_order", case_order), ("pair"
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """The configuration that ``python run.py <overrides>`` would get.
+    """Compose the configuration that ``python run.py <overrides>`` would get.
 
     Raises:
         ConfigurationError: Hydra or OmegaConf refused; the message says what to type.
@@ -83,24 +83,24 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
             with initialize_config_dir(str(paths.CONF_DIR), version_base="1.3"):
                 cfg = hydra_compose("config", overrides=list(overrides))
     except Exception as error:
-        known = translate_hydra_error(error)
-        if known is None:
+        translated = translate_hydra_error(error)
+        if translated is None:
             raise
-        raise known from error
+        raise translated from error
     return _without_search(cfg)
 
 
 def with_custom_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration; weights that are not the yaml's get a name of their own.
+    """Name the model after its weights where those are not the yaml's.
 
     Records carry ``model.name``, and papers' claims and ``pair`` files go by it: another folder or
-    hub id (``model.id``, ``model.path``) is another model. It is called by the last part of that
-    id, and no ``pair`` file is chosen for it by itself. Under ``budgets=published`` the knobs are
-    without what a ``pair`` file tuned.
+    hub id (``model.id``, ``model.path``) is another model. It is named by the last part of that id,
+    and no ``pair`` file is chosen for it. Under ``budgets=published`` the knobs that a ``pair``
+    file tuned are reset.
 
     Args:
         cfg: as Hydra composed it.
-        overrides: what that was composed of; a ``pair`` among them stays.
+        overrides: the overrides it was composed of; a ``pair`` among them stays.
 
     Raises:
         ConfigurationError: both ``model.id`` and ``model.path`` name weights; a ``pair`` or
@@ -111,11 +111,11 @@ def with_custom_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     cfg = _without_search(cfg)
     others = [text for text in overrides if not _PAIR.match(text)]
     if cfg.budgets == PUBLISHED and not cfg.pair.left_out:
-        kept = {key: cfg.method[key] for key in cfg.pair.keeps}
-        cfg.method = OmegaConf.merge(_composed([*others, "pair=none"]).method, kept)
+        retained = {key: cfg.method[key] for key in cfg.pair.keeps}
+        cfg.method = OmegaConf.merge(_composed([*others, "pair=none"]).method, retained)
     model = cfg.model
     if not has_yaml(model.name):
-        return cfg  # it has a name of its own
+        return cfg  # it is named by its weights already
     weights = str(model.id if model.path is None else paths.typed_path(model.path).absolute())
     file = OmegaConf.load(paths.CONF_DIR / "model" / f"{model.name}.yaml")
     if weights == file.id:
@@ -132,21 +132,21 @@ def with_custom_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def _without_search(cfg: DictConfig) -> DictConfig:
-    """The configuration without the method's search space, which is `scripts/tune.py`'s alone."""
+    """Remove the method's search space, which only `scripts/tune.py` reads."""
     with open_dict(cfg):
         cfg.method.pop("search", None)
     return cfg
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Refuse what Hydra takes and what would not mean what it says."""
+    """Refuse overrides that Hydra accepts but that would have no or another effect."""
     for text in overrides:
         key, _, value = text.lstrip("+").partition("=")
-        # Hydra passes over a missing file of an optional group, also where its name was typed.
+        # Hydra ignores a missing file of an optional group, also where its name was typed.
         plain = key in ("pair", "local") and re.fullmatch(r"[\w.-]*", value)
         if plain and value not in (names := option_names(key)):
             raise unknown_name(key, value, names)
-        # Under another one's name it would stand in records as that other one.
+        # Records would name it as something else.
         if key == "method.name" or (key == "dataset.name" and value in option_names("dataset")):
             label = ", or method.label=LABEL for a name in tables" if key == "method.name" else ""
             raise ConfigurationError(
@@ -156,12 +156,12 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 def has_yaml(model: str) -> bool:
-    """Whether ``model=NAME`` is a choice, and not the own name of some weights."""
+    """Tell whether ``model=NAME`` is a choice, and not a name made from weights."""
     return (paths.CONF_DIR / "model" / f"{model}.yaml").is_file()
 
 
 def weights_name(weights: str) -> str:
-    """The last part of a folder's path or of a hub id; more of it where a yaml has that name."""
+    """Return the last part of a folder's path or hub id; more of it where a yaml has that name."""
     if weights.startswith((".", "~")):
         weights = os.path.abspath(paths.typed_path(weights))
     parts = [paths.file_name(part) for part in Path(weights).parts if part != os.sep] or ["root"]
@@ -170,18 +170,18 @@ def weights_name(weights: str) -> str:
 
 
 def build_model(model: ModelConfig) -> str:
-    """What ``--model`` of a building command takes: a yaml's name, or the weights' place."""
+    """Return the ``--model`` of a building command: a yaml's name, or the weights' path or id."""
     return model.name if has_yaml(model.name) else model.id
 
 
 def model_override(recorded: Mapping[str, Any]) -> str:
-    """What to type for the model of a recorded configuration."""
+    """Format the override that selects the model of a recorded configuration."""
     name = str(recorded["name"])
     return f"model={name}" if has_yaml(name) else f"model.id={recorded['id']}"
 
 
 def to_config(cfg: DictConfig) -> RunConfig:
-    """The configuration as dataclasses, interpolations resolved: what a run works with."""
+    """Convert a configuration to dataclasses, with interpolations resolved."""
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, RunConfig)
     return config

@@ -35,8 +35,8 @@ class NamedMethod(NamedTuple):
     knobs: dict[str, Any]
 
     @staticmethod
-    def parse(entry: Any, place: str, refusal: str) -> NamedMethod:
-        """The method that an entry of ``place`` names, in ``refusal``'s words where there is none.
+    def parse(entry: Any, source: str, refusal: str) -> NamedMethod:
+        """Parse an entry of ``source``; ``refusal`` is the error message without a method.
 
         Raises:
             ConfigurationError: the entry names no method, or an unknown one.
@@ -49,19 +49,19 @@ class NamedMethod(NamedTuple):
         if not isinstance(name, str):
             raise ConfigurationError(refusal)
         if name not in (options := option_names("method")):
-            raise removed_key("method", name) or unknown_name(f"method in {place}", name, options)
+            raise removed_key("method", name) or unknown_name(f"method in {source}", name, options)
         return NamedMethod(name, knobs)
 
 
 def is_part(value: Any) -> bool:
-    """Whether a knob's value names a method with knobs of its own."""
+    """Tell whether a knob's value is a method with knobs."""
     return isinstance(value, Mapping) and "method" in value
 
 
 def _choices(name: str, cfg: DictConfig) -> tuple[Any, Any, Any]:
-    """A method's published and its tuned node, and its ``pair`` node, before anything is typed.
+    """Read a method's published and tuned nodes and its ``pair`` node, before overrides.
 
-    No ``pair`` file holds under ``pair=none`` and for weights of the user's own.
+    No ``pair`` file applies under ``pair=none`` or to the user's own weights.
     """
     model = str(cfg.model.name)
     file = pair_name(name, model)
@@ -71,13 +71,13 @@ def _choices(name: str, cfg: DictConfig) -> tuple[Any, Any, Any]:
     pair_file = _read("pair", file, paths.CONF_DIR)
     pair: Any = OmegaConf.merge(PairConfig, pair_file.get("pair", {}))
     tuned = pair_file.get("method", {})
-    kept = {key: tuned[key] for key in pair.keeps}
-    return OmegaConf.merge(published, kept), OmegaConf.merge(published, tuned), pair
+    retained = {key: tuned[key] for key in pair.keeps}
+    return OmegaConf.merge(published, retained), OmegaConf.merge(published, tuned), pair
 
 
 @functools.cache
 def _read(group: str, name: str, conf_dir: Path) -> DictConfig:
-    """A file of ``conf`` over those that its ``defaults`` name, where Hydra would place its keys.
+    """Merge a file of ``conf`` over its ``defaults``, with its keys where Hydra would place them.
 
     An experiment asks for dozens of methods; Hydra would compose a whole run for each.
     """
@@ -92,12 +92,12 @@ def _read(group: str, name: str, conf_dir: Path) -> DictConfig:
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
-    """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
+    """Compose the run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
     An entry starts from its method's yaml and that method's ``pair`` file for the run's model, not
-    from the run's ``method.*`` overrides; under ``budgets=published`` without what the file tuned.
-    Then the entry's own knobs are set. A draft model and heads that were chosen for the run hold
-    for all its entries. So does the verifier, unless the entry names its own (``verifier``).
+    from the run's ``method.*`` overrides; under ``budgets=published`` without the tuned knobs.
+    Then the entry's knobs are set. A draft model and heads that were chosen for the run apply to
+    all its entries. So does the verifier, unless the entry names another (``verifier``).
 
     Args:
         cfg: the run's configuration, which is left as it is.
@@ -124,9 +124,11 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, False)
     if verifier is not None:
         result.verifier = _verifier(cfg, name, verifier)
-    # A part that is named anew is not mixed with the one before.
-    anew = {key: None for key, value in knobs.items() if is_part(value)}
-    result.method = OmegaConf.merge(published if cfg.budgets == PUBLISHED else tuned, anew, knobs)
+    # A part that the entry replaces is not merged with the previous one.
+    cleared = {key: None for key, value in knobs.items() if is_part(value)}
+    result.method = OmegaConf.merge(
+        published if cfg.budgets == PUBLISHED else tuned, cleared, knobs
+    )
     result.compare = []  # others' knobs may refer to the run's method
     draft = cfg.pair.draft if draft_weights(cfg.pair.draft, cfg.model) else pair.draft
     heads = {**pair.heads, **cfg.pair.heads}
@@ -137,11 +139,11 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
 
 
 def _verifier(cfg: DictConfig, method: str, name: Any) -> Any:
-    """The ``verifier`` group's node that an entry of ``compare`` names."""
+    """Read the ``verifier`` group's node that an entry of ``compare`` names."""
     if name not in (valid := option_names("verifier")):
         raise unknown_name(f"verifier in the compare entry for {method}:", str(name), valid)
-    alone = cfg.batch.size == 1 and cfg.runner.name == "offline"
-    if not alone or cfg.generation.temperature == 0 or name == "greedy":
+    supported = cfg.batch.size == 1 and cfg.runner.name == "offline"
+    if not supported or cfg.generation.temperature == 0 or name == "greedy":
         raise ConfigurationError(
             f"verifier={name} in the compare entry for {method}: entries have verifiers of their "
             "own where texts are sampled (not with greedy), one at a time. Type "
@@ -152,7 +154,7 @@ def _verifier(cfg: DictConfig, method: str, name: Any) -> Any:
 
 
 def budget_of(cfg: DictConfig) -> str:
-    """Where the knobs of the configuration's method come from, by their values.
+    """Tell the origin of the method's knobs, by their values.
 
     ``published``: they are its yaml's; ``tuned``: the ``pair`` file's for this model; ``typed``:
     anything else, set by hand in the command or an experiment.
@@ -168,13 +170,13 @@ def _knobs(node: DictConfig) -> dict[str, Any]:
 
 
 def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A method's node with the names of other methods in its knobs replaced by their nodes.
+    """Replace the names of other methods in a method's knobs by their nodes.
 
     Instantiating the result builds the parts too; methods themselves never import each other.
-    A part is a name, or ``{method: name, <knob>: ...}``. It has its yaml's own values otherwise: a
-    budget that a ``pair`` file sets for a method running alone says nothing about its share of a
-    common tree, and keeps what it learnt as long as the whole. ``state_scope: paper`` becomes the
-    paper's. ``inside`` names the methods around this one.
+    A part is a name, or ``{method: name, <knob>: ...}``. Its other values are its yaml's: a budget
+    that a ``pair`` file sets for the method alone says nothing about its share of a common tree.
+    A part keeps its state as long as the whole. ``state_scope: paper`` becomes the paper's.
+    ``inside`` names the methods around this one.
 
     Raises:
         ConfigurationError: an unknown method, one that contains itself, or a part with a state
@@ -214,7 +216,7 @@ def _part(value: Any, whole: Mapping[str, Any], inside: tuple[str, ...]) -> dict
 def method_node(
     name: str, knobs: Mapping[str, Any], inside: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """A method's node of its yaml's values, these knobs instead of some, and its parts' nodes.
+    """Make a method's node from its yaml, with these knobs set and its parts' nodes.
 
     Args:
         inside: see `with_parts`.

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's composition errors, said in the words a user can act on."""
+"""Translates Hydra's and OmegaConf's composition errors into messages a user can act on."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _OVER_NULL = (
     "hub and rows, and type dataset=NAME."
 )
 
-# What Hydra and OmegaConf say by bare built-in exceptions.
-_BARE = {
+# Messages that Hydra and OmegaConf raise as built-in exceptions.
+_BUILTIN_ERRORS = {
     "Config group override must be": "A group cannot be null on the command line: type its "
     "option `none` (pair=none, logger=none), or leave it out with ~GROUP.",
     "Invalid plugin": "Type a launcher or sweeper by its name, e.g. hydra/launcher=submitit_local.",
@@ -45,17 +45,17 @@ _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 
-_LISTED = ("method", "compare")  # what one run has several of
+_LISTED = ("method", "compare")  # keys that one run has several of
 
 # Keys that another command has, or that no group has by that name.
 _MEANT = {"prompts": "dataset.path", "file": "dataset.path", "path": "dataset.path"}
 
 
 def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
-    """Our error for a composition error, with what to type; None where ``error`` is not one."""
+    """Translate a composition error, with what to type; None where ``error`` is not one."""
     if isinstance(error, ConfigurationError):
         return error
-    for beginning, advice in _BARE.items():
+    for beginning, advice in _BUILTIN_ERRORS.items():
         if str(error).startswith(beginning):
             return ConfigurationError(f"{_first_line(error)}. {advice}")
     null = re.search(r"full_key: (\S+)\s+reference_type=Optional", str(error))
@@ -95,7 +95,7 @@ def _missing_option(error: MissingConfigException) -> ConfigurationError:
 
 
 def _no_override(error: OverrideParseException) -> ConfigurationError:
-    """A word that is no ``key=value``: a verb, a group or an option by itself, or bad syntax."""
+    """Refuse a word that is not ``key=value``: a verb, group or option by itself, or bad syntax."""
     word = str(error.override)
     key, given, value = word.partition("=")
     if given and not value.isascii() and value.isprintable():
@@ -128,7 +128,7 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationE
 
 
 def _keys(plain: Any, prefix: str = "") -> Iterator[str]:
-    """The keys below the groups of a configuration, and below a server's that it might have."""
+    """Yield the keys below the groups of a configuration, and below every kind of server."""
     for server in () if prefix else SERVERS.values():
         yield from (f"server.{field.name}" for field in dataclasses.fields(server))
     for key, value in plain.items():
@@ -139,18 +139,18 @@ def _keys(plain: Any, prefix: str = "") -> Iterator[str]:
 
 
 def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
-    """A ConfigurationError for a key that does not exist; ``valid`` are those that do."""
-    if gone := removed_key(key):
-        return gone
+    """Make the ConfigurationError for an unknown key; ``valid``: the keys that exist."""
+    if error := removed_key(key):
+        return error
     prefix, _, last = key.rpartition(".")
-    shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
-    close = nearest(last, shown)
+    names = [k for k in valid if not k.startswith("_") and k != "hydra"]
+    close = nearest(last, names)
     full = f"{prefix}.{close}" if prefix else close
     owners = [f"runner={name}" for name, keys in RUNNERS.items() if hasattr(keys(), last)]
     if prefix == "runner" and owners:
         return ConfigurationError(f"unknown key {key!r}. It is a key of {' and '.join(owners)}.")
     where = f" of {prefix}" if prefix else ""
-    hint = f"Did you mean {full!r}?" if close else f"Valid keys{where}: {', '.join(sorted(shown))}."
+    hint = f"Did you mean {full!r}?" if close else f"Valid keys{where}: {', '.join(sorted(names))}."
     return ConfigurationError(f"unknown key {key!r}. {hint}")
 
 

@@ -1,7 +1,7 @@
-"""Names that went before 1.0, and what to type instead: one table, deleted at 1.0.
+"""Names removed before 1.0, and what to type instead: one table, deleted at 1.0.
 
-Whoever removes a key, a value, a verb, an option or a make target adds a row; the command that an
-option went from says its name to `parser_of`. Nothing heavy is imported: ``make`` asks this file
+Whoever removes a key, a value, a verb, an option or a make target adds a row; the command that
+lost an option passes its name to `parser_of`. Nothing heavy is imported: ``make`` asks this file
 with the system's own Python, which may have no environment.
 """
 
@@ -15,11 +15,11 @@ from specbench.errors import ConfigurationError
 
 
 class Removed(NamedTuple):
-    """A name that is answered by "NAME is gone: INSTEAD.".
+    """A removed name, answered by "NAME is gone: INSTEAD.".
 
     Attributes:
-        kind: ``key`` of a configuration, with ``=VALUE`` where only that value went; ``module``,
-            as ``python -m`` has it; ``target`` of make; or ``command``: the words that begin a
+        kind: ``key`` of a configuration, with ``=VALUE`` if only that value was removed; ``module``
+            of ``python -m``; ``target`` of make; or ``command``: the words that begin a
             command line, or an option with its value (``analysis.tables --OPTION``).
     """
 
@@ -28,8 +28,8 @@ class Removed(NamedTuple):
     instead: str
 
     def __str__(self) -> str:
-        shown = {"target": "make ", "module": "python -m "}.get(self.kind, "") + self.name
-        return f"{shown} is gone: {self.instead}."
+        full_name = {"target": "make ", "module": "python -m "}.get(self.kind, "") + self.name
+        return f"{full_name} is gone: {self.instead}."
 
 
 _KEYS = {
@@ -107,7 +107,7 @@ REMOVED = tuple(
 
 
 def removed_key(key: str, value: object = None) -> ConfigurationError | None:
-    """The error for a key, or a key's value, that went; None where it did not."""
+    """Return the error for a removed key, or value of a key; None where it was not removed."""
     typed = str(value).lower() if isinstance(value, bool) else value
     for row in REMOVED:
         if row.kind == "key" and row.name in (key, f"{key}={typed}"):
@@ -119,22 +119,22 @@ def refuse_removed(command: str, arguments: Sequence[str]) -> None:
     """Refuse a verb or an option that ``command`` (``run.py``, ``analysis.tables``) had.
 
     Raises:
-        ConfigurationError: one of the arguments went, which says what to type.
+        ConfigurationError: an argument was removed; the message says what to type.
     """
-    words = [w for text in arguments for w in (text.split("=", 1) if text[:2] == "--" else [text])]
+    tokens = [t for text in arguments for t in (text.split("=", 1) if text[:2] == "--" else [text])]
     for row in REMOVED:
-        name, *gone = row.name.split()
+        name, *removed = row.name.split()
         if row.kind != "command" or name != command:
             continue
-        starts = range(len(words)) if gone[0][0] == "-" else [0]  # a verb begins the line
-        if any(words[start : start + len(gone)] == gone for start in starts):
+        starts = range(len(tokens)) if removed[0][0] == "-" else [0]  # a verb begins the line
+        if any(tokens[start : start + len(removed)] == removed for start in starts):
             raise ConfigurationError(str(row))
 
 
 def refuse_module(arguments: Sequence[str]) -> None:
-    """End ``python -m MODULE`` of a module that went, with exit code 2; for its package to call.
+    """End ``python -m MODULE`` of a removed module with exit code 2; its package calls this.
 
-    ``arguments``: as the interpreter got them.
+    ``arguments``: the interpreter's.
     """
     for row in REMOVED:
         if row.kind == "module" and row.name in arguments:
@@ -146,7 +146,7 @@ def refuse_overrides(arguments: Sequence[str]) -> None:
     """Refuse a key or a value among overrides as they are typed (``+a.b=c``, ``~a``, ``a=b``).
 
     Raises:
-        ConfigurationError: one of them went, which says what to type.
+        ConfigurationError: one was removed; the message says what to type.
     """
     for text in arguments:
         key, _, value = text.lstrip("+~").partition("=")
@@ -160,7 +160,7 @@ def refuse_overrides(arguments: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``make TARGET``: say what to type instead of a target that is not there; returns 2."""
+    """Print what to type instead of a missing target of ``make TARGET``; return 2."""
     target = arguments[-1]
     rows = [str(row) for row in REMOVED if (row.kind, row.name) == ("target", target)]
     sys.stderr.write(f"{rows[0] if rows else f'no target {target!r}: `make` lists them.'}\n")

@@ -1,4 +1,4 @@
-"""The part of a configuration that may move a number, and the key made of it."""
+"""The part of a configuration that may change a number, and the key made of it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from specbench.config.schema import ASIDE, SERVERS, BatchConfig, RunConfig
 
 
 def run_identity(cfg: DictConfig) -> dict[str, Any]:
-    """The part of a configuration that may move a number, resolved to plain values.
+    """Select the part of a configuration that may change a number, as plain values.
 
-    It is what the types of the configuration do not mark `ASIDE`.
+    These are the keys that the configuration's types do not mark `ASIDE`.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    identity = _moving(RunConfig, plain)
+    identity = _identifying(RunConfig, plain)
     for group in ("runner", "server"):
         if isinstance(node := cfg.get(group), DictConfig):
-            identity[group] = _moving(OmegaConf.get_type(node), plain[group])
+            identity[group] = _identifying(OmegaConf.get_type(node), plain[group])
     method, pair = identity["method"], identity["pair"]
     if server := method.get("server"):
-        method["server"] = _moving(SERVERS[server["name"]], server)
-    used = _words(method, identity["compare"])
-    heads = {name: place for name, place in pair.pop("heads").items() if name in used}
+        method["server"] = _identifying(SERVERS[server["name"]], server)
+    used = _texts(method, identity["compare"])
+    heads = {name: folder for name, folder in pair.pop("heads").items() if name in used}
     if heads:
         pair["heads"] = heads
     _name_trees(method)
@@ -41,9 +41,9 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     return identity
 
 
-def _moving(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a group whose fields are not marked `ASIDE`."""
-    moving = {}
+def _identifying(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Select the values of a group whose fields are not marked `ASIDE`."""
+    selected = {}
     for key, hint in typing.get_type_hints(kind, include_extras=True).items():
         types = (hint, *typing.get_args(hint))  # of a field that may be null: its own and null's
         aside = any(ASIDE in getattr(part, "__metadata__", ()) for part in types)
@@ -51,29 +51,29 @@ def _moving(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
             continue
         value = values[key]
         group = next((part for part in types if type(part) is type and is_dataclass(part)), None)
-        moving[key] = _moving(group, value) if group and isinstance(value, dict) else value
-    return moving
+        selected[key] = _identifying(group, value) if group and isinstance(value, dict) else value
+    return selected
 
 
 def _name_trees(node: Any) -> None:
-    """Add what it holds to the name of a file in ``method.tree``: such files are edited."""
+    """Add a hash of its content to the name of a file in ``method.tree``, which may be edited."""
     for part in _nodes(node):
         tree = part.get("tree") if isinstance(part, dict) else None
         if isinstance(tree, str) and tree.endswith(".json"):
             with contextlib.suppress(OSError):  # what cannot be read is refused by the method
-                held = hashlib.sha256(paths.typed_file(tree).read_bytes()).hexdigest()
-                part["tree"] = f"{tree} ({held[:8]})"
+                digest = hashlib.sha256(paths.typed_file(tree).read_bytes()).hexdigest()
+                part["tree"] = f"{tree} ({digest[:8]})"
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """A plain value and all values inside it."""
+    """Yield a plain value and all values inside it."""
     yield node
     for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _nodes(part)
 
 
-def _words(*nodes: Any) -> set[str]:
-    """Texts in the nodes, and in the files of the methods that they name."""
+def _texts(*nodes: Any) -> set[str]:
+    """Collect the texts in the nodes, and in the files of the methods that they name."""
     texts: set[str] = set()
     waiting = list(nodes)
     while waiting:
@@ -86,11 +86,11 @@ def _words(*nodes: Any) -> set[str]:
 
 
 def run_key(cfg: DictConfig) -> str:
-    """Eight hex digits that stand for ``run_identity(cfg)``; stable over machines and key order."""
+    """Hash ``run_identity(cfg)`` to eight hex digits; stable over machines and key order."""
     return key_of(run_identity(cfg))
 
 
-def key_of(what: object) -> str:
-    """Eight hexadecimal digits for a value of JSON: the run key of what `run_identity` gave."""
-    text = json.dumps(what, sort_keys=True, ensure_ascii=True)
+def key_of(value: object) -> str:
+    """Hash a JSON value to eight hex digits: the run key of a result of `run_identity`."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

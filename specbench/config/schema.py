@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from specbench.paths import PROJECT, typed_path
 
-# Marks a field that says where files lie or how a run is started, and can move no number.
+# Marks a field (a path, or how a run is started) that cannot change a number.
 ASIDE = "aside"
 
 
@@ -55,13 +55,13 @@ def _shard(part: str | None) -> str | None:
     return part
 
 
-def _matching(pattern: str, words: str) -> AfterValidator:
+def _matching(pattern: str, requirement: str) -> AfterValidator:
     """Refuse a text, or a list with one, that the pattern does not match."""
 
     def check(value: Any) -> Any:
         texts = value if isinstance(value, list) else [value]
         if not all(text is None or re.fullmatch(pattern, text) for text in texts):
-            raise ValueError(words)
+            raise ValueError(requirement)
         return value
 
     return AfterValidator(check)
@@ -79,7 +79,7 @@ Place = Annotated[Text, ASIDE]
 
 
 class Group:
-    """A group of keys, others than which are refused."""
+    """A group of keys; unknown ones are refused."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
@@ -96,7 +96,7 @@ LOOPS = ("generate", "assisted", "prompt_lookup")  # of transformers, under runn
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")  # of the assistant's draft length
 RECORD_STATES = "states"  # of ``record``
 TUNED, PUBLISHED = BUDGETS = ("tuned", "published")  # values of ``budgets``
-TYPED = "typed"  # what a label's knobs are besides: set by hand
+TYPED = "typed"  # a label's knobs that are neither: set by hand
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
 # See ``specbench.results.statistics.summary``.
@@ -118,14 +118,14 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_n
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
-    """The verifier that ``verifier.name`` stands for; ``auto`` goes by the temperature."""
+    """Return the verifier that ``verifier.name`` selects; ``auto`` goes by the temperature."""
     if chosen != "auto":
         return chosen
     return "greedy" if temperature == 0 else "rejection"
 
 
 def packed_bytes(packed: PackedConfig) -> int:
-    """Memory for products in panels, from ``engine.packed``; 0 switches them off."""
+    """Return the memory for products in panels, from ``engine.packed``; 0 switches them off."""
     return int(packed.memory_gb * 1e9) if packed.enabled else 0
 
 
@@ -133,7 +133,7 @@ def packed_bytes(packed: PackedConfig) -> int:
 class ModelConfig(Group):
     """The target model."""
 
-    # The yaml's, in records and to find `pair` files; another `id` than the yaml's has its own.
+    # As in the yaml, in records and to find `pair` files; another `id` gets another name.
     name: str = MISSING
     id: Text = MISSING  # a hub id or a local folder
     path: Place | None = None  # a local folder; stands for `id`
@@ -186,28 +186,28 @@ class DraftConfig(Group):
 
 @dataclass
 class DraftWeights(ModelConfig):
-    """A draft model's weights in the words of the ``model`` group; no part of the configuration."""
+    """A draft model's weights, with the keys of the ``model`` group; no key of a configuration."""
 
     key: str = "pair.draft.id"  # what a user types to name them
-    remedy: str = ""  # what else
+    remedy: str = ""  # what else they may type
     seed: int = 0  # of random weights (`shape`)
 
 
 @dataclass
 class PairConfig(Group):
-    """What a method needs for one model besides its knobs."""
+    """A method's needs for one model, besides its knobs."""
 
     draft: DraftConfig = field(default_factory=DraftConfig)
     heads: dict[str, str] = field(default_factory=dict)  # folders or hub ids, by `method.head`
-    # Knobs in its file that are no tuned budget: they hold under budgets=published too.
+    # Knobs in its file that are not tuned: they apply under budgets=published too.
     keeps: Annotated[list[str], ASIDE] = field(default_factory=list)
-    left_out: bool = False  # no file holds, for any label: pair=none
+    left_out: bool = False  # no file applies, to any label: pair=none
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
-    """Which weights the draft model of a target has; None where no draft model is named.
+    """Return the weights of a target's draft model; None where no draft model is named.
 
-    The target's dtype and device hold unless the draft names its own.
+    The target's dtype and device apply unless the draft names others.
     """
     weights = DraftWeights(
         name=f"the draft of {model.name}",
@@ -222,8 +222,8 @@ def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None
     )
     if draft.path:
         path = typed_path(draft.path)
-        own = PROJECT / path
-        weights.id = str(path.absolute() if path.exists() or not own.exists() else own)
+        shipped = PROJECT / path
+        weights.id = str(path.absolute() if path.exists() or not shipped.exists() else shipped)
     elif not draft.id:
         if draft.random is None or not draft.random.layers:
             return None
@@ -233,7 +233,7 @@ def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None
 
 @dataclass
 class HubConfig(Group):
-    """Where a data set lies on the hub."""
+    """A data set on the hub."""
 
     id: str = MISSING
     revision: str = "main"
@@ -350,14 +350,14 @@ class EngineConfig(Group):
 
 @dataclass
 class BatchConfig(Group):
-    """How many texts are decoded in lock-step."""
+    """How many sequences a static batch has."""
 
     size: Positive = 1
     budget: Annotated[str, OneOf(PER_SEQUENCE, "global")] = PER_SEQUENCE
 
     @property
     def shared(self) -> bool:
-        """Whether texts that are decoded at once choose together what is verified."""
+        """Tell whether the sequences of a batch share one draft budget."""
         return self.size > 1 and self.budget != PER_SEQUENCE
 
 
@@ -382,14 +382,14 @@ class RunnerConfig(Group):
 
 @dataclass
 class HfConfig(RunnerConfig):
-    """transformers' own loops beside ours."""
+    """transformers' own loops, compared with ours."""
 
     hf: LoopsConfig = field(default_factory=LoopsConfig)
 
 
 @dataclass
 class ReplayConfig(RunnerConfig):
-    """Recorded outputs in the model's place; the hashes of files stand for them in the run key."""
+    """Recorded outputs instead of a model; the run key has the hashes of files."""
 
     traces: Place | None = None
     traces_sha: str | None = None
@@ -426,13 +426,13 @@ _Limit = Annotated[float | None, Ge(1e-6), Le(604_800), ASIDE]  # judges, and mo
 
 
 def parts_of(speculation: str) -> list[str]:
-    """The kinds of drafts that ``ngram_mod+draft`` names, in the order in which they are asked."""
+    """Split ``ngram_mod+draft`` into its kinds of drafts, in the order in which they are tried."""
     return speculation.split("+")
 
 
 @dataclass
 class ServerConfig(Group):
-    """What every server has."""
+    """Keys that every server has."""
 
     name: str = MISSING
     speculation: str = PLAIN
@@ -486,8 +486,8 @@ SHARED_KEYS = (
     *("name", "concurrency", "timeout_s", "answer_mb"),
     *("retries", "retry_wait_s", "restart", "limit_ttft_s", "limit_tpot_s"),
 )
-# Keys of llama.cpp that its plain decoding depends on as well: a label that drafts has the
-# baseline's, or its speedup would be theirs too.
+# Keys of llama.cpp that also affect its plain decoding: a label that drafts must have the
+# baseline's values, so that a speedup measures drafting only.
 DECODING_KEYS = (
     *("gguf", "threads", "context", "flash_attention", "kv_type", "batch", "ubatch", "reuse"),
 )
@@ -504,7 +504,7 @@ class NoiseConfig(Group):
 
 @dataclass
 class MeasureConfig(Group):
-    """What the clock looks at."""
+    """What is measured, and when a case is measured again."""
 
     name: str = MISSING
     phases: bool = False
@@ -520,7 +520,7 @@ class MeasureConfig(Group):
 
 @dataclass
 class LoggerConfig(Group):
-    """Copies of the records elsewhere."""
+    """Where copies of the records are sent."""
 
     name: Annotated[str, OneOf("none", "wandb")] = MISSING
 
@@ -547,7 +547,7 @@ LOGGERS: dict[str, type[LoggerConfig]] = {"wandb": WandbConfig}
 
 @dataclass
 class PathsConfig(Group):
-    """Where things lie; relative paths start at the working directory."""
+    """Folders; relative paths start at the working directory."""
 
     root: Place = "."
     results: Place = "${paths.root}/results"

@@ -1,4 +1,4 @@
-"""What a composed configuration must be: limits of values, keys that go together, the method."""
+"""Checks a composed configuration: limits of values, combinations of keys, the method."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from specbench.config.removed import removed_key
 from specbench.errors import ConfigurationError, first_line, nearest, requirement_text, unknown_name
 from specbench.paths import PROJECT
 
-# Below it, logits divided by the temperature are as good as greedy, and soon no numbers any more.
+# Below it, logits divided by the temperature are practically greedy, and soon overflow.
 _LEAST_TEMPERATURE = 1e-9
 _NOT_KNOBS = ("_target_", "label")  # keys of a method's node that are not fields of its class
-# Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
-_OWN_PACKAGES = ("methods", "specbench")
+# Packages of methods' classes: importing a module runs it, and a yaml must not choose any module.
+_METHOD_PACKAGES = ("methods", "specbench")
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -85,7 +85,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a plain configuration with its key, and every key as a value of its own."""
+    """Yield every value of a plain configuration with its key, and every key as a value too."""
     if isinstance(node, dict):
         for name, value in node.items():
             full = f"{key}.{name}" if key else str(name)
@@ -99,9 +99,9 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_leaf(key: str, value: Any) -> None:
-    """Refuse what went, what no file can hold and what no formula takes."""
-    if gone := removed_key(key, value):
-        raise gone
+    """Refuse removed keys, and values that no file can hold or no formula takes."""
+    if error := removed_key(key, value):
+        raise error
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"`{key}` must be a finite number, got {value}.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -111,7 +111,7 @@ def _check_leaf(key: str, value: Any) -> None:
 
 
 def _combinations(cfg: DictConfig) -> Iterator[tuple[bool, str]]:
-    """What excludes each other, in the order in which it is refused, and what to type instead."""
+    """Yield combinations that are refused, in order of checking, with what to type instead."""
     runner, model, packed = cfg.runner.name, cfg.model, cfg.engine.packed
     yield (
         cfg.server is not None and runner != "serve",
@@ -124,8 +124,8 @@ def _combinations(cfg: DictConfig) -> Iterator[tuple[bool, str]]:
     )
     yield (
         cfg.batch.size > 1 and runner != "offline",
-        f"batch.size={cfg.batch.size} is of runner=offline, and runner={runner} decodes one text "
-        "at a time (servers have server.concurrency). Type batch.size=1 or runner=offline.",
+        f"batch.size={cfg.batch.size} requires runner=offline; runner={runner} decodes one "
+        "sequence at a time (servers: server.concurrency). Type batch.size=1 or runner=offline.",
     )
     yield (
         cfg.measure.pin and (runner in ("serve", "replay") or not hasattr(os, "sched_getaffinity")),
@@ -136,7 +136,7 @@ def _combinations(cfg: DictConfig) -> Iterator[tuple[bool, str]]:
     passes = model.dtype != "float32" or gpu or not schema.packed_bytes(packed) or runner == "serve"
     yield (
         cfg.engine.weights != schema.FLOAT32_WEIGHTS and passes,
-        f"engine.weights={cfg.engine.weights} is of this project's packed float32 passes on a CPU. "
+        f"engine.weights={cfg.engine.weights} requires the packed float32 passes on a CPU. "
         "Type model.dtype=float32 model.device=cpu model.device_map=null "
         "engine.packed.enabled=true engine.packed.memory_gb=4 runner=offline, or leave it out.",
     )
@@ -229,7 +229,7 @@ def _refuse_targets(key: str, value: Any) -> None:
 def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
     """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
     module_name, _, class_name = target.rpartition(".")
-    if module_name.partition(".")[0] not in _OWN_PACKAGES:
+    if module_name.partition(".")[0] not in _METHOD_PACKAGES:
         raise ConfigurationError(
             f"method={name}: _target_={target!r} must be a class of this project. A method's class "
             "lies in methods/NAME.py, and its yaml says methods.NAME.CLASS."
@@ -252,7 +252,7 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
 
 
 def _line_of_method(error: Exception) -> str:
-    """Where one of the project's methods could not be run: ``methods/x.py, line 2: ``."""
+    """Locate an import error in the project's methods: ``methods/x.py, line 2: ``."""
     lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         lines.append((str(error.filename), error.lineno))
@@ -263,7 +263,7 @@ def _line_of_method(error: Exception) -> str:
 
 
 def types_of(cls: type) -> dict[str, Any]:
-    """The annotations of a class's fields, with the limits that they state."""
+    """Return the annotations of a class's fields, with their limits."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -276,12 +276,12 @@ def check_knob(name: str, key: str, value: Any, annotation: Any) -> None:
     try:
         _adapter(annotation).validate_python(value, strict=True)
     except (PydanticSchemaGenerationError, TypeError):
-        return  # a type that yaml does not know takes everything
+        return  # a type that yaml lacks takes everything
     except ValidationError as error:
         null = " or null" if type(None) in typing.get_args(annotation) else ""
         raise knob_error(name, key, value, requirement_text(error) + null) from None
 
 
 def knob_error(name: str, key: str, value: Any, rule: str) -> ConfigurationError:
-    """The error of a knob that must be something else."""
+    """Make the error for a knob with a wrong value."""
     return ConfigurationError(f"`method.{key}` must be {rule} for method={name}, got {value!r}.")

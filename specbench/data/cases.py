@@ -1,4 +1,4 @@
-"""The questions: data sets as lists of cases, from local files or from the hub.
+"""The prompts: data sets as lists of cases, from local files or from the hub.
 
 Reading is strict. A line that is not what its yaml promises stops the run with file, line number
 and reason: a benchmark that quietly skips lines measures something else. The yaml says which
@@ -73,7 +73,7 @@ class _Row:
 
 
 def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
-    """Load the cases after task filter, limit and shuffle, in the order to be asked.
+    """Load the cases after task filter, limit and shuffle, in the order of the run.
 
     ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
 
@@ -115,7 +115,7 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
     """Find the local file of a data set; None where the hub has to be asked.
 
     Raises:
-        DatasetError: there is neither a file nor a hub id, or a named place does not exist.
+        DatasetError: there is neither a file nor a hub id, or a named file or folder is missing.
     """
     if dataset.path is not None:
         path = typed_path(dataset.path)
@@ -180,7 +180,7 @@ def _values(row: _Row, line: bytes, kind: str) -> dict[str, Any] | None:
 
 
 def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Iterator[_Row]:
-    """Give the rows of a data set on the hub; case ids are line numbers where it has none.
+    """Yield the rows of a data set on the hub; case ids are line numbers where it has none.
 
     Raises:
         DatasetError: the hub cannot be reached or does not have it.
@@ -255,7 +255,7 @@ def _texts(row: _Row, column: str, turns: Any) -> tuple[str, ...]:
 
 
 def _shots(dataset: DatasetConfig, data_dir: str | Path | None) -> str:
-    """The worked examples that the chosen prompt form has, as one text; "" where it has none."""
+    """Join the worked examples of the chosen prompt form; "" where it has none."""
     if "{shots}" not in dataset.prompts.get(dataset.prompt_form, ""):
         return ""
     path = typed_path(data_dir) / str(dataset.shots) if data_dir is not None else None
@@ -269,7 +269,7 @@ def _shots(dataset: DatasetConfig, data_dir: str | Path | None) -> str:
 
 
 def _filled(template: str, row: _Row, shots: str = "") -> str:
-    """A template over a row's columns.
+    """Fill a template with a row's columns.
 
     ``{column_lines}`` is a list column, one item a line; ``{column_stripped}`` a text without white
     space around it.
@@ -326,19 +326,19 @@ def _by_task(cases: list[Case]) -> dict[str, list[int]]:
 
 
 def interleaved(cases: list[Case]) -> list[Case]:
-    """Give the same cases, those of each task evenly spread and in their order."""
-    spots = {
+    """Order the cases so that each task's are evenly spread, in their order."""
+    positions = {
         i: (2 * nth + 1) / len(indices)
         for indices in _by_task(cases).values()
         for nth, i in enumerate(indices)
     }
-    return [cases[i] for i in sorted(spots, key=spots.__getitem__)]
+    return [cases[i] for i in sorted(positions, key=positions.__getitem__)]
 
 
 def _stratified(cases: list[Case], limit: int) -> list[Case]:
-    """``limit`` cases, evenly over the tasks and evenly spaced within each, in their order."""
+    """Choose ``limit`` cases, evenly over the tasks and evenly spaced within each, in order."""
     by_task = _by_task(cases)
-    # A round gives one more to each task that has one left.
+    # A round gives one more case to each task that has one left.
     rounds = [(nth, task) for task, indices in by_task.items() for nth in range(len(indices))]
     shares = Counter(task for _, task in sorted(rounds, key=lambda turn: turn[0])[:limit])
     chosen: list[int] = []

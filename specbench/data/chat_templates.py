@@ -23,9 +23,9 @@ _VICUNA_SYSTEM = (
 _VICUNA_QUESTION = " USER: {user} ASSISTANT:"
 _VICUNA_ANSWER = " {answer}</s>"
 
-# Questions of two turns, all of whose words must be in a prompt.
+# Two turns of text, all of which must be in a prompt.
 _PROBES = ("tell me of the first and the last", "say the second after all of that")
-# A template is a program of the model's: this is how long it may take for a dialogue.
+# A template is a program that comes with the model: a limit for rendering a dialogue.
 _RENDER_S = 10
 
 # Breaks up what would be read as a special token: Unicode keeps it out of all texts.
@@ -106,7 +106,7 @@ class PromptTemplate:
 
     @staticmethod
     def from_config(tokenizer: Any, config: RunConfig) -> PromptTemplate:
-        """Make what a composed configuration asks for (``dataset.raw`` means plain)."""
+        """Make the template of a composed configuration (``dataset.raw`` means plain)."""
         template = "plain" if config.dataset.raw else config.model.template
         kwargs = {str(k): v for k, v in config.model.template_kwargs.items()}
         return PromptTemplate(tokenizer, template, kwargs, config.dataset.special_tokens)
@@ -127,14 +127,14 @@ class PromptTemplate:
             text = self._vicuna(marked)
         else:
             text = "\n".join(part for turn in marked for part in turn if part is not None)
-        return self._noted([*self._begin, *self._ids(text)])
+        return self._note_end([*self._begin, *self._ids(text)])
 
     def render_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Render a list of messages, the last one the user's, to prompt ids as `render` does.
 
         Args:
-            messages: with ``role`` and ``content``; roles beside ``user`` and ``assistant``, and
-                contents that are no text, are for a chat template.
+            messages: with ``role`` and ``content``; other roles than ``user`` and ``assistant``,
+                and contents other than text, need a chat template.
 
         Raises:
             ConfigurationError: the template does not take these messages.
@@ -148,15 +148,15 @@ class PromptTemplate:
             for message in messages
         ]
         # The template writes the special tokens that begin a text by itself.
-        return self._noted(self._ids(self._chat(marked)))
+        return self._note_end(self._ids(self._chat(marked)))
 
     def _marked(self, text: str) -> str:
-        """A text in which no special token can be found; `_ids` takes the marks out again."""
+        """Mark special tokens in a text so that none is parsed; `_ids` removes the marks."""
         if self._special is None:
             return text
-        return self._special.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
+        return self._special.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
 
-    def _noted(self, ids: list[int]) -> list[int]:
+    def _note_end(self, ids: list[int]) -> list[int]:
         self.ended_in_eos |= ids[-1:] == [self._tokenizer.eos_token_id]
         return ids
 
@@ -165,13 +165,13 @@ class PromptTemplate:
             return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         # A tokenizer cuts a text at special tokens first. Here they are cut out, so that what is
         # left can be read without them.
-        found: list[int] = []
+        ids: list[int] = []
         end = 0
         for special in self._special.finditer(text):
-            found += self._plain_ids(text[end : special.start()])
-            found.append(int(self._tokenizer.convert_tokens_to_ids(special[0])))
+            ids += self._plain_ids(text[end : special.start()])
+            ids.append(int(self._tokenizer.convert_tokens_to_ids(special[0])))
             end = special.end()
-        return found + self._plain_ids(text[end:])
+        return ids + self._plain_ids(text[end:])
 
     def _plain_ids(self, text: str) -> list[int]:
         if not text:
@@ -212,10 +212,10 @@ def messages_of(turns: Sequence[tuple[str, str | None]]) -> list[dict[str, str]]
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[tuple[str, str | None]]:
-    """Convert messages to the texts of each turn, for a template that knows no others.
+    """Convert messages to the texts of each turn, for a template that takes only these.
 
     Raises:
-        ConfigurationError: they are not texts of user and assistant in turns.
+        ConfigurationError: they do not alternate between texts of user and assistant.
     """
     roles = [str(message["role"]) for message in messages]
     texts = [message["content"] for message in messages]
@@ -230,7 +230,7 @@ def turns_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[tuple
 
 
 def _special_prefix(tokenizer: Any) -> list[int]:
-    """Ids that a tokenizer puts before a text; what it puts behind, a prompt must not end in."""
+    """Return the ids that a tokenizer puts before a text; those after it must not end a prompt."""
     whole = tokenizer(_PROBES[0], add_special_tokens=True)["input_ids"]
     bare = tokenizer(_PROBES[0], add_special_tokens=False)["input_ids"]
     begins = (i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)

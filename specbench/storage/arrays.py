@@ -3,7 +3,7 @@
 Layout: 8 bytes of magic, the header's length and the header's CRC-32 as little-endian uint64, the
 header as JSON, then the arrays, each at a multiple of 64 bytes, little-endian and C-contiguous.
 The header names the file's kind and version, the tokenizer it was built for, each array's type,
-shape, place and CRC-32, and whatever its writer adds (corpus, parameters, counts).
+shape, offset and CRC-32, and whatever its writer adds (corpus, parameters, counts).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_array_file(
     arrays: Mapping[str, Array],
     header: Mapping[str, object],
 ) -> None:
-    """Write ``path`` in one go and flush it to disk; whoever calls makes it appear atomically.
+    """Write ``path`` in one go and flush it to disk; the caller makes it appear atomically.
 
     ``kind``: what the arrays are, e.g. ``frozen_table``; ``version``: of its layout; ``header``:
     further JSON-ready facts, given back by `read_header`.
@@ -121,8 +121,8 @@ def open_array_file(
         mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, Array] = {}
     for name, section in header["sections"].items():
-        shape, place = section["shape"], begin + section["offset"]
-        flat = np.frombuffer(mapped, section["dtype"], int(np.prod(shape, dtype=np.int64)), place)
+        shape, offset = section["shape"], begin + section["offset"]
+        flat = np.frombuffer(mapped, section["dtype"], int(np.prod(shape, dtype=np.int64)), offset)
         if zlib.crc32(_flat(flat)) != section["crc32"]:
             raise ArtifactError(f"{path} is damaged ({name!r}). {_REBUILD}")
         arrays[name] = flat.reshape(shape)
@@ -174,7 +174,7 @@ class ArrayTable(Generic[ArraysT]):
 
 
 def _flat(array: Array) -> memoryview:
-    """The bytes of a contiguous array, which are not copied."""
+    """View the bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 

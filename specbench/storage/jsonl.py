@@ -38,7 +38,7 @@ class RecordError(ConfigurationError):
     """A file of a run folder cannot be read as what it should be (file, line, reason)."""
 
 
-_NO_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
+_NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class DiskError(SpecBenchError):
@@ -46,10 +46,10 @@ class DiskError(SpecBenchError):
 
 
 def failure(work: Callable[[], object]) -> Exception | None:
-    """Return what ``work`` raised; None: nothing.
+    """Run ``work`` and return the exception it raised, or None.
 
     Raises:
-        DiskError: no case's failure, for it ends the run.
+        DiskError: not the failure of one case; it ends the run.
     """
     try:
         work()
@@ -63,7 +63,7 @@ def failure(work: Callable[[], object]) -> Exception | None:
 def parse_json(data: bytes) -> Any:
     """Read a JSON text as a value that the rest of the program can work with and write again.
 
-    A byte-order mark before it is no part of it.
+    A leading byte-order mark is skipped.
 
     Raises:
         ValueError: it is not JSON or not UTF-8, holds a number that is not finite, an integer of
@@ -106,8 +106,8 @@ def read_jsonl(path: Path, parse: Callable[[JsonObject], T]) -> tuple[list[T], b
 def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[list[Any], bool]:
     """Read the lines of a file, and whether its last line was cut off (and is left out).
 
-    Where it is missing, the gzipped one beside it (``cases.jsonl.gz``) is read, and without that it
-    is an empty one. ``parse`` raises a ValueError where a line's object is not what the file holds.
+    A missing file is read from its gzipped copy (``cases.jsonl.gz``); without that it counts as
+    empty. ``parse`` raises a ValueError where a line's object is not what the file holds.
 
     Raises:
         RecordError: a line before the last one is not such a json object.
@@ -135,7 +135,7 @@ def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[l
 
 
 def _content(path: Path) -> bytes | None:
-    """Of a file, or of the gzipped one beside it where it is missing; None: there is neither."""
+    """Read a file, or its gzipped copy where it is missing; None where there is neither."""
     packed = path.with_name(path.name + PACKED)
     if path.exists() or not packed.exists():
         return path.read_bytes() if path.exists() else None
@@ -148,7 +148,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def damaged(path: Path, number: int, reason: object) -> RecordError:
-    """Make the refusal of a line of a run's file."""
+    """Make the error for a damaged line of a run's file."""
     return RecordError(
         f"{path}, line {number}: {reason}. The file was damaged by something other than an "
         "interrupted run; restore it, or measure again with fresh=true."
@@ -160,16 +160,16 @@ def mend_jsonl(
     parse: Callable[[JsonObject], Line],
     keep: Callable[[Line], bool] = lambda line: True,
 ) -> list[Line]:
-    """Read the lines to keep; one that was cut off and all others go from the file too.
+    """Read the lines to keep; remove all others, and one that was cut off, from the file.
 
     Raises:
-        RecordError: a line is none of this file's; ``parse`` as in `read_jsonl`.
+        RecordError: a line is not valid in this file; ``parse`` as in `read_jsonl`.
     """
     lines, truncated = read_jsonl(path, parse)
-    kept = [line for line in lines if keep(line)]
-    if truncated or len(kept) < len(lines):
-        rewrite_jsonl(path, kept)
-    return kept
+    selected = [line for line in lines if keep(line)]
+    if truncated or len(selected) < len(lines):
+        rewrite_jsonl(path, selected)
+    return selected
 
 
 def append_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
@@ -203,7 +203,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read a json object from a file, or from the gzipped one beside it where it is missing.
+    """Read a json object from a file, or from its gzipped copy where it is missing.
 
     Raises:
         RecordError: the file is missing or holds something else.
@@ -219,7 +219,7 @@ def read_json(path: Path) -> JsonObject:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file through a temporary one beside it, synced, so that it is never half there."""
+    """Replace a file through a temporary one, synced, so that it is never half written."""
     temporary = path.with_name(path.name + ".tmp")
     with reporting(path):
         with temporary.open("wb", buffering=0) as file:
@@ -229,7 +229,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a file to write beside ``path``: whole it takes its place, after a failure it goes."""
+    """Yield a temporary file that replaces ``path`` on success and is deleted on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -253,16 +253,16 @@ def _write(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Turn an OSError on a result file into one of ours that names the file.
+    """Translate an OSError on a result file into one of ours that names the file.
 
     Raises:
         OutputRefused: the path cannot be a file's.
-        DiskError: what else failed.
+        DiskError: any other failure.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_PLACE:
+        if error.errno in _NOT_A_FILE:
             raise OutputRefused(
                 f"cannot write {path}: {error.strerror}. Name another file or folder."
             ) from error

@@ -1,4 +1,4 @@
-"""What plain decoding is compared with: the bytes it must read and the memory's speed.
+"""A floor for plain decoding: the bytes it must read and the memory's speed.
 
 At batch 1 a one-token pass reads every weight once and computes next to nothing, so the time to
 read the weights is a floor (``specbench.results.statistics.roofline`` makes the table's line of
@@ -31,7 +31,7 @@ _ENOUGH = 0.8  # of the bytes that are to be read
 
 
 def streamed_bytes(model: PreTrainedModel) -> int:
-    """Count the bytes of weights that a one-token pass reads: not an embedding that looks up."""
+    """Count the bytes of weights that a one-token pass reads, without a lookup-only embedding."""
     total = sum(short_bytes(p) for p in model.parameters())
     embedding: Any = model.get_input_embeddings().weight
     head: Any = model.get_output_embeddings().weight
@@ -40,7 +40,7 @@ def streamed_bytes(model: PreTrainedModel) -> int:
 
 
 class FastestRead:
-    """The fastest read of a device's memory so far: what no pass over the weights can beat.
+    """The fastest read of a device's memory so far: no pass over the weights can beat it.
 
     Each read is a product with one row, as a one-token pass is made of, over as many bytes as the
     weights have (a gigabyte at most), so that caches help both alike. A copy would not do: on
@@ -50,7 +50,7 @@ class FastestRead:
 
     Args:
         device: whose memory is read.
-        weight_bytes: that a one-token pass reads, of `streamed_bytes`.
+        weight_bytes: read by a one-token pass, from `streamed_bytes`.
         bytes_per_s: of an earlier start of the run; 0 without one.
         model: whose packed weights may be read.
     """
@@ -102,10 +102,10 @@ class FastestRead:
 
 
 def _host_read(size: int, model: PreTrainedModel | None = None) -> tuple[Callable[[], object], int]:
-    """A product that reads ``size`` bytes (whole rows of it) by the fastest kernel there is.
+    """Make a product that reads ``size`` bytes (whole rows) by the fastest kernel there is.
 
-    Reads from caches take the plain one: kernels differ at the memory, and loading one takes time.
-    With a ``model`` that has so much in panels, these are read. Gives the bytes that are read, too.
+    Reads from caches use the plain one: kernels differ at the memory, and loading one takes time.
+    With a ``model`` that has as much in panels, these are read. Also returns the bytes read.
     """
     from_memory = size >= MEASURE_BYTES
     if from_memory and model is not None:
@@ -122,13 +122,13 @@ def _host_read(size: int, model: PreTrainedModel | None = None) -> tuple[Callabl
 
 
 def _as_panels(memory: torch.Tensor) -> torch.Tensor:
-    """``memory [n]`` but for its last numbers, as if it were panels of ``_COLUMNS`` inputs."""
+    """View ``memory [n]``, without its last numbers, as panels of ``_COLUMNS`` inputs."""
     count = memory.numel() // (_COLUMNS * WIDTH)
     return memory[: count * _COLUMNS * WIDTH].view(count, _COLUMNS, WIDTH)
 
 
 def _by_events(call: Callable[[], object], events: TorchEvents) -> float:
-    """Seconds of one call in the best round; the first calls warm up."""
+    """Time one call in the best round, in seconds; the first calls warm up."""
     first, last = events.new_event(), events.new_event()
     call()
     best = float("inf")

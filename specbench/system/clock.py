@@ -29,12 +29,12 @@ PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
 OTHER = "other"
 
 _FIRST_EVENTS = 4096
-_MARKS = 8  # of a step with phases, and of a turn beside its steps: at most
+_MARKS = 8  # at most, of a step with phases, and of a turn outside its steps
 
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Spare the garbage collector what exists by now, which lives to the end of what is timed."""
+    """Keep the garbage collector from scanning objects that exist now and outlive the timing."""
     gc.collect()
     gc.freeze()
     try:
@@ -53,8 +53,8 @@ class Timings:
     # inserting the finished text.
     drafter_setup_s: float = 0.0
     step_s: list[float] = field(default_factory=list)  # one entry per step
-    # By phase; None without phases. ``prefill`` and ``setup`` stand beside the phases of the steps,
-    # and ``other`` is what no phase claims.
+    # By phase; None without phases. ``prefill`` and ``setup`` are further phases, and ``other``
+    # is the time that no phase claims.
     phase_s: dict[str, float] | None = None
 
     @property
@@ -75,7 +75,7 @@ class Timings:
 
 
 class Clock:
-    """The calls the engine makes, in this order; a new ``begin`` forgets an abandoned turn."""
+    """The engine makes these calls in this order; a new ``begin`` drops an abandoned turn."""
 
     __slots__ = ("_names", "phases")
 
@@ -114,7 +114,7 @@ class Clock:
         return _timings(self.laps(), self.phases)
 
     def laps(self) -> list[tuple[str, float]]:
-        """End a group of turns, whose marks may come in any order: each name with its seconds.
+        """End a group of turns, with marks in any order; return each name with its seconds.
 
         A stretch bears the name of the mark that ends it. Waits for the device once.
         """
@@ -128,7 +128,7 @@ class Clock:
         raise NotImplementedError
 
     def _seconds(self) -> Sequence[float]:
-        """Seconds of each stretch that ends at a mark."""
+        """Return the seconds of each stretch that ends at a mark."""
         raise NotImplementedError
 
 
@@ -185,8 +185,8 @@ class CudaClock(Clock):
         self._backend.record(self._events[self._used])
         self._used += 1
 
-    def _make(self, wanted: int) -> None:
-        missing = wanted - len(self._events)
+    def _make(self, n_events: int) -> None:
+        missing = n_events - len(self._events)
         self._events.extend(self._backend.new_event() for _ in range(missing))
 
     def _seconds(self) -> Sequence[float]:
@@ -206,7 +206,7 @@ class TorchEvents:
         self._device = torch.device(device)
 
     def new_event(self) -> Any:
-        """A CUDA event with timing, recorded once: the driver makes it only then."""
+        """Make a CUDA event with timing and record it once: the driver creates it only then."""
         with self._cuda.device(self._device):
             event = self._cuda.Event(enable_timing=True)
             event.record()

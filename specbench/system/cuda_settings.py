@@ -1,4 +1,4 @@
-"""How torch computes on CUDA: set once, the same for everything that is compared.
+"""Torch's settings on CUDA: set once, equal for everything that is compared.
 
 - cuDNN's attention is off. On Hopper torch prefers it (``sdp_utils.cpp``), and it makes a plan for
   each new shape, which takes some 30 ms: methods, whose rows and keys vary, would pay it at nearly
@@ -22,7 +22,7 @@ _OFF = (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation")
 
 
 def fix() -> None:
-    """Set them for this process, all its threads and devices: ours and transformers' own loops."""
+    """Set them for this process, all its threads and devices, also for transformers' loops."""
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -32,7 +32,7 @@ def fix() -> None:
 
 @contextmanager
 def restored_on_exit() -> Iterator[None]:
-    """What `fix` sets within is set back at the end, for a process that goes on to other things."""
+    """Restore on exit the settings that `fix` changes within, for a process that goes on."""
     import torch
 
     matmul, attention = torch.backends.cuda.matmul, torch.backends.cuda.cudnn_sdp_enabled()
@@ -46,7 +46,7 @@ def restored_on_exit() -> Iterator[None]:
 
 
 def in_force() -> CudaSettings:
-    """What torch says of itself now, for the manifest; empty where no CUDA device computes."""
+    """Read torch's current settings for the manifest; empty where no CUDA device computes."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return {}

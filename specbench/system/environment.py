@@ -1,7 +1,7 @@
-"""Where a run took place: hardware, versions, code, and what else the machine was doing.
+"""The environment of a run: hardware, versions and code.
 
-What :func:`describe` returns goes into the manifest and is compared when a run is resumed, so it
-holds nothing that changes by itself; what does (load, stolen time, GPU clocks) is in
+The result of :func:`describe` goes into the manifest and is compared when a run is resumed, so it
+holds nothing that changes by itself; load, stolen time and GPU clocks are in
 :mod:`specbench.system.interference`. torch is used only where it is loaded already.
 """
 
@@ -27,7 +27,7 @@ from specbench.paths import PROJECT
 from specbench.system import cuda_settings
 from specbench.system.hardware import GitState, Gpu, Hardware, Machine
 
-# Packages that may move a number or an output.
+# Packages that may change a number or an output.
 PACKAGES = (
     "torch",
     "transformers",
@@ -42,7 +42,7 @@ PACKAGES = (
     "pydivsufsort",
 )
 
-# What decides how many threads a pass has and where they run, whoever reads it.
+# Variables that set how many threads a pass has and where they run, in any library.
 _THREAD_SETTINGS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -55,13 +55,13 @@ _THREAD_SETTINGS = (
     "KMP_BLOCKTIME",
 )
 
-# Of the hardware, what must be the same for numbers to be comparable, besides the GPUs.
+# Hardware that must be equal for numbers to be comparable, besides the GPUs.
 _COMPARED = ("cpu", "cpus_usable", "pinned_to", "threads_set", "governor")
 
-# Changes of other files (prose, results) do not make the code another one.
+# Changes to other files (prose, results) do not count as changes of the code.
 _CODE = ("*.py", "*.yaml", "*.toml")
 # Kernels, engine, methods and their settings; what an experiment sets is in a run's manifest.
-_MEASURED = tuple(f"specbench/{room}" for room in ("kernels", "models", "decoding", "index"))
+_MEASURED = tuple(f"specbench/{package}" for package in ("kernels", "models", "decoding", "index"))
 _MEASURED += ("methods", "conf")
 _NOT_MEASURED = ("conf/experiment", "conf/local")
 _COMMAND_TIMEOUT_S = 20
@@ -81,7 +81,7 @@ def describe() -> Machine:
 
 
 def fingerprint(description: Machine) -> dict[str, Any]:
-    """Take the part of a description without which numbers are not comparable."""
+    """Select the part of a description that must be equal for numbers to be comparable."""
     machine, packages, git = description["hardware"], description["versions"], description["git"]
     return {
         **{name: machine.get(name) for name in _COMPARED},
@@ -153,13 +153,13 @@ def pinned_threads(cpus: Path = _CPUS) -> dict[str, str]:
 
 
 def governor(cpus: Path = _CPUS) -> str | None:
-    """Name what chooses the CPUs' frequency; None where the system does not say."""
+    """Name the governors of the CPUs' frequency; None where the system does not tell."""
     files = (cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor" for cpu in allowed_cpus())
     return ", ".join(dict.fromkeys(filter(None, map(_read, files)))) or None
 
 
 def _read(path: Path) -> str:
-    """The text of a small file of the system's; "" where there is none."""
+    """Read a small file of the system; "" where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -198,7 +198,7 @@ def gpus() -> list[Gpu]:
 
 
 def versions() -> dict[str, str]:
-    """Read versions of Python and of packages that may move a number; absent ones are left out."""
+    """Read versions of Python and of packages that may change a number, if installed."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -231,7 +231,7 @@ def code_sha256(root: Path = PROJECT) -> str:
 
 
 def code_changes(root: Path = PROJECT) -> str:
-    """Tell what the code below ``root`` has that its commit lacks, as ``git apply`` takes it.
+    """Diff the code below ``root`` against its commit, as ``git apply`` takes it.
 
     New files stand there in full. "" outside a repository.
     """
@@ -247,9 +247,9 @@ def code_changes(root: Path = PROJECT) -> str:
 
 
 def _output_of(*command: str, cwd: Path | None = None) -> str | None:
-    """What a program prints, without surrounding space; None where it is absent or fails."""
+    """Run a program and return its output, stripped; None where it is absent or fails."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             cwd=cwd,
             capture_output=True,
@@ -260,4 +260,4 @@ def _output_of(*command: str, cwd: Path | None = None) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return result.stdout.decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What files keep of a machine: its parts, its state while a turn ran. Free of torch."""
+"""Types of a machine's description in files: its parts, its state in a turn. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CudaSettings: TypeAlias = dict[str, bool | int | str | None]
 
 
 class GpuState(TypedDict, total=False):
-    """What a GPU was doing; None: it does not report that."""
+    """State of a GPU; None: it does not report that."""
 
     sm_mhz: int | None
     memory_mhz: int | None
     temperature_c: int | None
     power_w: float | None
     throttle: list[str] | None  # reasons in force; idling is none
-    other_processes: int | None  # that compute, besides this one
+    other_processes: int | None  # that compute, without this one
 
 
 class Gpu(TypedDict):

@@ -21,12 +21,12 @@ _FILES = (
 
 
 def total_bytes() -> int:
-    """What this process may take at most."""
+    """Return how much memory this process may take at most."""
     return min(int(psutil.virtual_memory().total), _container()[0])
 
 
 def free_bytes() -> int:
-    """What of it nobody has taken; pages of files that nobody uses count as free."""
+    """Return how much of it is free; unused pages of files count as free."""
     limit, taken = _container()
     return min(int(psutil.virtual_memory().available), max(0, limit - taken))
 

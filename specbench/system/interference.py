@@ -36,7 +36,7 @@ _THROTTLE = {
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """What else the machine did in a turn; None where the system does not tell.
+    """Interference of other work in a turn; None where the system does not tell.
 
     Attributes:
         cpu_steal: share of the time of this process's CPUs that the hypervisor gave to other
@@ -73,9 +73,9 @@ class _Reading(NamedTuple):
 
 
 class SystemMonitor:
-    """Compares two moments.
+    """Measures interference between two moments.
 
-    ``helpers``: processes that work for the run, whose CPU time is its own.
+    ``helpers``: processes that work for the run, whose CPU time counts as the run's.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SystemMonitor:
             return None if before is None or after is None else max(0.0, after - before)
 
         def share(seconds: float | None, whole: float | None) -> float | None:
-            # Without a whole less time has passed than the system counts in.
+            # A whole of 0: less time has passed than the system's tick.
             return None if seconds is None or not whole else round(max(0.0, seconds) / whole, 4)
 
         total, idle, stolen = since("total"), since("idle"), since("stolen")
@@ -136,7 +136,7 @@ def _helper_s(pid: int) -> float:
 
 
 def _cpu_times(stat: Path) -> tuple[float | None, float | None, float | None]:
-    """Time since boot, idle and stolen part, over the CPUs that this process may use."""
+    """Read time since boot, idle and stolen part, over the CPUs that this process may use."""
     allowed = {f"cpu{number}" for number in allowed_cpus()}
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
@@ -151,7 +151,7 @@ def _cpu_times(stat: Path) -> tuple[float | None, float | None, float | None]:
 
 
 def _waited_s(tasks: Path) -> float | None:
-    """Time that this process's threads were ready to run but had no CPU, since they began."""
+    """Sum the time that this process's threads were ready to run but had no CPU."""
     waited: list[int] = []
     with contextlib.suppress(OSError):
         for task in tasks.iterdir():
@@ -162,7 +162,7 @@ def _waited_s(tasks: Path) -> float | None:
 
 
 def _over_turn(first: list[GpuState] | None, last: list[GpuState] | None) -> list[GpuState] | None:
-    """The states at the turn's end, with the reasons for throttling of both ends."""
+    """Return the states at the turn's end, with the reasons for throttling of both ends."""
     for before, after in zip(first or (), last or (), strict=True):
         if after["throttle"] is not None:
             after["throttle"] = [*dict.fromkeys([*(before["throttle"] or ()), *after["throttle"]])]
@@ -190,7 +190,7 @@ class Gpus:
         return float(sum(readings)) * 1e-3
 
     def close(self) -> None:
-        """Give NVML back; a second time it does nothing."""
+        """Shut NVML down; a second call does nothing."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
@@ -261,7 +261,7 @@ def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
 
 
 def _others(pids: Sequence[int]) -> int:
-    """Processes besides this one.
+    """Count the processes without this one.
 
     In a container NVML gives the host's pids. This process computes on the GPU, so one of the
     entries is this process under whatever number.
