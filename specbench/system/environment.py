@@ -61,7 +61,7 @@ _COMPARED = ("cpu", "cpus_usable", "pinned_to", "threads_set", "governor")
 # Changes to other files (prose, results) do not count as changes of the code.
 _CODE = ("*.py", "*.yaml", "*.toml")
 # Kernels, engine, methods and their settings; what an experiment sets is in a run's manifest.
-_MEASURED = tuple(f"specbench/{package}" for package in ("kernels", "models", "decoding", "index"))
+_MEASURED = tuple(f"specbench/{p}" for p in ("kernels", "models", "decoding", "draft_structures"))
 _MEASURED += ("methods", "conf")
 _NOT_MEASURED = ("conf/experiment", "conf/local")
 _COMMAND_TIMEOUT_S = 20
