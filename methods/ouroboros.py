@@ -16,7 +16,7 @@ Method: a pool holds phrases, for every token the newest G tuples of N - 1 token
     there on are phrases, as far as the draft happened to go on with them (N - 1 tokens in a row).
     A model's own token after a whole phrase is lost, the target's and, in its lookahead, the draft
     model's: a phrase's last token rides along without being a candidate.
-Switches for what the reference leaves undone, off by default: ``cut_draft: false`` keeps the tokens
+Switches for omissions of the reference, followed by default: ``cut_draft: false`` keeps the tokens
     beyond gamma, ``lost_bonus: false`` commits the token after a whole phrase, ``correct_rejected:
     true`` overwrites the phrases after a rejected draft too. (The reference's line for that counts
     phrases wrongly: topk // (N - 1), which is none of them with any settings of its scripts; where
@@ -174,7 +174,7 @@ class Ouroboros(ModelDrafter):
         length = 0
         while length < max_tokens:
             accepted, bonus = yield from self._lookahead_pass(unread, held)
-            if not chain:  # what was committed before is text from now on
+            if not chain:  # earlier commits are text from now on
                 self._draft.commit_path(np.arange(len(unread)), accepted)
                 self._read = state.length
                 held = len(accepted)

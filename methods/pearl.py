@@ -1,4 +1,4 @@
-"""PEARL: draft model and target run side by side, and the target verifies what was drafted before.
+"""PEARL: draft model and target run side by side, and the target verifies the previous draft.
 
 Paper: "PEARL: Parallel Speculative Decoding with Adaptive Draft Length", ICLR 2025, arXiv
     2408.11850.
@@ -66,7 +66,7 @@ _ROWS = 4  # of the target's passes when gamma is measured; the reference's gamm
 
 @dataclass(kw_only=True, eq=False)
 class Pearl(Drafter):
-    """PEARL: a draft model drafts on while the target verifies what it drafted before.
+    """PEARL: a draft model drafts on while the target verifies its previous draft.
 
     Attributes:
         gamma: tokens drafted per target pass; ``auto`` measures how many fit into one.

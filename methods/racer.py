@@ -496,7 +496,7 @@ def draft(
 
     Args:
         limit: nodes of the trie at most that are drafted from, each counted for every suffix of the
-            text that it continues; what is left of it goes to the logits' tree, whose root takes
+            text that it continues; the rest of the limit goes to the logits' tree, whose root takes
             one.
         least_depth: tokens of a suffix at least, the root included.
         tokens, parents: int64 of the logits' tree, breadth first.

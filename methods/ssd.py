@@ -2,11 +2,11 @@
 
 Source: "Using caching for fast speculative decoding", a company's blog post (Takeoff engine) that
     was reproduced in September 2025. There is no paper, no code and no table of parameters.
-What it states: finished requests, prompt and output, go into one circular buffer of tokens; a
+Stated there: finished requests, prompt and output, go into one circular buffer of tokens; a
     suffix array over it is rebuilt in the background at intervals; the last tokens of the text are
     looked up with decreasing length until something matches; the most frequent continuation of the
     matches is the draft, one chain; a bounded number of matches is looked at.
-What is ours, where it is silent:
+Chosen here, where it is silent:
     - A separator between requests, so that no draft crosses from one to the next, and the buffer
       unrolled before sorting, so that none crosses the place where it is written.
     - Its sizes: 2^20 tokens, a rebuild after every request, 1000 matches, taken evenly over the
@@ -23,7 +23,7 @@ What is ours, where it is silent:
 The present request cannot be searched before it ends, so there is no prompt lookup in it.
 Example: finished requests hold "a b c", "a b d e" and "a b d e": after "x a b" the draft is "d e".
 State kept: all requests of a run (``state_scope: run``; with ``prompt`` only the turns of a case
-    before the present one are found), at most ``buffer_tokens``: 12 bytes each, and as many again
+    before the present one are used), at most ``buffer_tokens``: 12 bytes each, and as many again
     while an array is being built. A run keeps the buffer in its folder and goes on from there when
     it is resumed.
 Recorded for each turn (``drafter`` in the records), as it was when the turn began: the tokens that
@@ -115,7 +115,7 @@ class Spacelike(Drafter):
 
     @property
     def staleness(self) -> Staleness:
-        """How far the suffix array is behind the finished requests, now."""
+        """Requests, tokens and seconds by which the suffix array lags at present."""
         return self._opened.staleness
 
     def setup(self, context: DraftContext) -> None:

@@ -13,7 +13,7 @@ Where ours differs, and why:
 Example: suffix decoding expects 3.4 of its tokens to be accepted: they are drafted. If it expects
     1.2, EAGLE-2's tree is drafted.
 Checked: nothing; it is from the text of that code, which runs inside vLLM on a GPU alone.
-State kept: what the parts keep, under our state scope.
+State kept: the parts' state, under our state scope.
 """
 
 from __future__ import annotations

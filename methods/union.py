@@ -15,7 +15,7 @@ Recorded for each turn (``drafter`` in the records): the accepted draft tokens c
     (``accepted_from_<name>``), and those that it had in its verified tree (``found_by_<name>``).
 On a GPU, parts that draft on the device are copied to the host once a step.
 Example: parts draft "a b" and "a c": the tree has a, with b and c below it. If "a c" is accepted,
-    a is credited to the first part and c to the second, which had found both.
+    a is credited to the first part and c to the second, whose tree had both.
 State kept: what the parts keep, all under the union's own state scope.
 """
 
@@ -144,7 +144,7 @@ class Union(Composite):
             next_tokens = outcome.next_tokens
             hidden = tree_hidden = None
             if outcome.hidden is not None and needs.hidden_layers:
-                # Those of other parts' tokens too: a head must have read all that is committed.
+                # Other parts' tokens too: a head must have read all committed tokens.
                 hidden = {layer: outcome.hidden[layer] for layer in needs.hidden_layers}
             if outcome.tree_hidden is not None and needs.tree_hidden:
                 tree_hidden = {

@@ -28,7 +28,7 @@ Where ours differs, and why:
 Example: ``alpha`` 1, ``automata: dynamic``; after "a b c d x a b" the longest suffix that occurred
     before, "a b", has two tokens: the draft is "c d".
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
-    124 bytes for each of ``max_tokens``; what the auxiliary keeps, under our state scope.
+    124 bytes for each of ``max_tokens``; the auxiliary's state, under our state scope.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A suffix automaton that grows token by token, in a handful of flat arrays.
 
-A state stands for all substrings that end at the same positions; it knows the longest one's length,
+A state stands for all substrings that end at the same positions; it has the longest one's length,
 its suffix link, where it first ended, and whether it is a prefix of the text. The transitions of
 all states share one hash table with open addressing; a state's are also linked, because a cloned
 state copies them. For n tokens there are fewer than 2n states and 3n transitions, so an

@@ -22,7 +22,7 @@ def anchors(page: str) -> set[str]:
 
 
 def commands(page: str) -> list[list[str]]:
-    """The words of each command in a page's shell blocks, without a leading ``A=b``."""
+    """Split each command of a page's shell blocks into words, without a leading ``A=b``."""
     blocks = "".join(re.findall(r"^```bash\n(.*?)^```$", text(page), re.S | re.M))
     lines = re.sub(r" *\\\n *", " ", re.sub(r" #.*", "", blocks)).splitlines()
     parts = [shlex.split(part) for line in lines for part in line.split(" ; ")]

@@ -22,7 +22,7 @@ SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=f
 
 
 def first_job(args):
-    """The overrides of the first job of a sweep."""
+    """Reduce a sweep's overrides to those of its first job."""
     if "-m" in args:
         args = [w if "[" in w else w.split(",")[0] for w in args if w != "-m"]
     return args
@@ -37,7 +37,7 @@ def test_every_run_of_a_page_composes(page):
         args = first_job(args[2:])
         if args[0] == "advise":
             args = [w for w in args[1:] if not w.startswith("run=")]
-            args = [w for w in advice.read(args).words if w != "dataset.path=MY.txt"]
+            args = [w for w in advice.read(args).overrides if w != "dataset.path=MY.txt"]
         cfg = compose.compose(args)
         check_values(cfg)
         if cfg.runner.name != "serve":
@@ -47,7 +47,7 @@ def test_every_run_of_a_page_composes(page):
 
 @pytest.fixture
 def workplace(tmp_path, checkpoint):
-    """A folder that looks like the project, with what readers bring: data and weights."""
+    """Make a folder like the project, with data and weights that readers bring."""
     for path in ROOT.iterdir():
         if path.name == ".cache" or not path.name.startswith((".", "results", "wandb")):
             (tmp_path / path.name).symlink_to(path)
@@ -60,7 +60,7 @@ def workplace(tmp_path, checkpoint):
 
 
 def shortened(args):
-    """The command with words that make it quick."""
+    """Add overrides to a command that make it quick."""
     if args[:2] != ["python", "run.py"] or "--list" in args:
         return args
     if "advise" in args:

@@ -1,4 +1,4 @@
-"""What the pages name exists: links, paths, modules, make targets."""
+"""Links, paths, modules and make targets that the pages name exist."""
 
 import re
 

@@ -21,19 +21,19 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.fixture
 def gpu():
-    """What the pretended GPUs know; None where there is a real one, which keeps its own rules."""
+    """Give the pretended GPUs' state, or None if there is a real GPU, which has its own rules."""
     if REAL:
         yield None
         return
     # No library has to choose kernels there: one run before a capture is enough.
     with mock.patch.object(cuda_graphs, "_WARM_UPS", 1), pretended_cuda() as world:
         yield world
-    environment._gpus.cache_clear()  # what a run there was told of the machine
+    environment._gpus.cache_clear()  # a run there had cached the pretended GPUs
 
 
 @pytest.fixture
 def pretended(gpu):
-    """As ``gpu``, for what a real GPU cannot tell."""
+    """Skip on a real GPU, which keeps no such counts."""
     if gpu is None:
         pytest.skip("a real GPU does not tell its rules")
     return gpu

@@ -28,7 +28,7 @@ from tests.fake_cuda.memory import (
 )
 
 _HOST = -1  # in place of a device's number
-# Operations of other operations that are one kernel on CUDA; attention and norms among them.
+# Composite operations that are one kernel on CUDA, such as attention and norms.
 _ONE_KERNEL = {"scaled_dot_product_attention", "rms_norm", "layer_norm", "linear", "matmul"}
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
           "unique_consecutive", "equal", "bincount"}  # fmt: skip
@@ -112,7 +112,7 @@ class Kernels(TorchDispatchMode):
         for tensor, block in used.items():
             if block is not None and block.device is not None:
                 touched[block] = touched.get(block, False) or any(tensor is w for w in writes)
-        if world.capturing is not None:  # nothing runs: the replay does, and is checked then
+        if world.capturing is not None:  # runs, and is checked, at the replay
             if name in _RANDOM:
                 raise RuleBroken(CAPTURE, "random numbers are drawn")
             if stream is not world.stream(world.capturing.device):
@@ -159,7 +159,7 @@ class Kernels(TorchDispatchMode):
         return (to is None or to.device is None) != (source is None or source.device is None)
 
     def _transfer(self, func: Any, args: Any, kwargs: Any, used: Any) -> torch.Tensor:
-        """A copy between two devices, or between one and the host."""
+        """Copy between two devices, or between one and the host."""
         world, (to, source) = self._world, args[:2]
         queued = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         there, here = used[to], used[source]
@@ -203,13 +203,13 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 @cache
 def _arguments_written(func: Any) -> list[tuple[int, str]]:
-    """Place and name of each argument that an operation writes to."""
+    """List position and name of each argument that an operation writes to."""
     arguments = enumerate(func._schema.arguments)
     return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 class Places(TorchFunctionMode):
-    """What tensors say of where they are, and how they come there."""
+    """The devices that tensors report, and their moves between devices."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _UNFILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory by its address: it keeps nothing alive."""
+    """View the same memory by its address, without keeping it alive."""
     storage = tensor.untyped_storage()
     if not storage.nbytes():
         return tensor
@@ -49,7 +49,7 @@ class Graph:
     def record(
         self, func: Any, args: Any, kwargs: Any, outs: list[torch.Tensor], used: dict[Block, bool]
     ) -> None:
-        """A node: ``used`` are the blocks that it reads or, where True, writes."""
+        """Add a node; ``used`` are the blocks that it reads or, if True, writes."""
 
         def address(tensor: torch.Tensor) -> torch.Tensor:
             block = self.world.block(tensor)
@@ -93,7 +93,7 @@ class Graph:
                     out.copy_(new)
 
     def _take_pool(self, stream: Stream, tick: int) -> None:
-        """All graphs of a pool share its memory: what another one left there is gone."""
+        """Poison what other graphs of the pool left there: all of them share its memory."""
         world = self.world
         fresh = world.fresh.setdefault(self.pool, set())
         for block in fresh | set(self._inside):

@@ -51,14 +51,14 @@ def site() -> str:
 
 @cache
 def _of_the_project(file: str) -> str | None:
-    """A file's path within the project, these tests' pretended device left out."""
+    """Return a file's path within the project; None for the pretended device's own files."""
     path = Path(file)
     outside = not path.is_relative_to(ROOT) or ".venv" in path.parts
     return None if outside or path.parent == HERE else str(path.relative_to(ROOT))
 
 
 class Stream:
-    """A queue of work; ``clock`` says how far it is behind others (and what itself was given)."""
+    """A queue of work; ``clock`` counts its own work and how far it has waited for others."""
 
     def __init__(self, world: World, device: int) -> None:
         self.world, self.index = world, device
@@ -98,7 +98,7 @@ class Stream:
 
 @dataclass(eq=False)
 class Block:
-    """A block of memory: of a device, or pinned memory of the host (``device`` None)."""
+    """A block of a device's memory, or of the host's pinned memory (``device`` None)."""
 
     weak: StorageWeakRef
     device: int | None
@@ -121,7 +121,7 @@ class OnItsWay:
 
 
 def tensors_of(*values: Any) -> list[torch.Tensor]:
-    """The tensors in arguments or results of an operation, which nest lists and tuples alone."""
+    """Collect the tensors in an operation's arguments or results, also from nested lists."""
     tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -207,7 +207,7 @@ class World:
             raise RuleBroken(POOL, "memory of a graph's pool is read that another replay may hold")
 
     def multiply(self, stream: Stream) -> None:
-        """A product, whose library makes its work space once for a stream."""
+        """Note a product, whose library makes its work space once per stream."""
         if self.work_space.setdefault(stream, self.capturing) is not self.capturing:
             raise RuleBroken(LIBRARY, "a graph's products share theirs with what is outside")
 

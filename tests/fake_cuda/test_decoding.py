@@ -23,7 +23,7 @@ from tests.fake_cuda import decoders
 from tests.fake_cuda.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
 
 DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
-# On a GPU in the formats that runs have: its kernels are not those of float64.
+# On a GPU also in the formats of runs, which have other kernels than float64.
 DTYPES = [torch.float64] + [torch.bfloat16, torch.float32] * torch.cuda.is_available()
 
 
@@ -44,7 +44,7 @@ def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name)
     files = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
     sizes = {"max_nodes": max(make().needs.max_nodes, 5), "dtype": dtype}
     target = decoders.target(**sizes)
-    # Of the same layers: the hidden states of stock ones are rounded otherwise.
+    # The same layers, because stock ones round hidden states differently.
     uncaptured = decoders.target(engine=partial(FUSED, capture=False), device="cpu", **sizes)
 
     def drafts(where, drafter, device):
@@ -107,7 +107,7 @@ def test_methods_with_a_draft_model(gpu, plain, dtype):
     [("plain", 1), ("token_recycling", 1), ("sps", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
 )
 def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
-    """For what was accepted; twice where the host has to know the shape of a tree, too."""
+    """For the accepted tokens; twice if the host must also know the shape of a tree."""
     drafter = (TEXT | HEADS | DRAFTED)[name]()
     target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
     given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
@@ -141,7 +141,7 @@ def test_what_others_free_is_no_graph_s(gpu):
 
 @pytest.mark.parametrize("name", ["eagle2", "hydra"])
 def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
-    """A collector that found them later would destroy them in the middle of a step."""
+    """Else the garbage collector would destroy them in the middle of a step."""
     drafter = HEADS[name]()
     target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
     heads = decoders.heads(tmp_path)
@@ -179,7 +179,7 @@ def test_drafting_on_the_second_device(gpu, overlap, names):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["pearl", "card"])
 def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
-    """On a stream of their own: whoever does not wait for them reads what was there before."""
+    """Drafts have their own stream: a step that does not wait for them reads old memory."""
     if gpu is not None:
         pytest.skip("a pretended GPU is never late")
     target, texts = decoders.target(max_nodes=31), []
@@ -243,7 +243,7 @@ def test_a_twin_has_graphs_of_its_own(gpu):
 
 
 def test_a_head_hears_the_lm_head_where_it_lies(gpu):
-    """Of a model that is spread over two GPUs the last layers are on another one."""
+    """The last layers of a model on two GPUs are on the second one."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs a second GPU")
     network = decoders.model()
@@ -278,7 +278,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, monkeypatch):
 
 
 def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch):
-    """All that is captured behind it would fail, too, and be blamed."""
+    """All captures after it would fail too, and be blamed."""
 
     def lost(self):
         if self.rows == 4:

@@ -48,7 +48,7 @@ def plain():
     return decoders.plain(torch.float64)
 
 
-# -- what is run ---------------------------------------------------------------------------------
+# -- runs ---------------------------------------------------------------------------------------
 
 
 def check(target, result, expected_ids) -> None:
@@ -89,7 +89,7 @@ def with_a_draft(name, device):
 
 
 def with_a_head(name):
-    """Of the text nothing is seen: the target's tokens stand whatever is drafted."""
+    """Compare drafts: the output is the target's, whatever is drafted."""
 
     def run(world, plain):
         with TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def with_a_head(name):
 
 
 def two_passes_at_once(world, plain):
-    """The second one is loaded while nobody has asked for what the first one found out."""
+    """Load a second pass before the result of the first one is read."""
     target = decoders.target(max_nodes=3)
     target.prefill(PROMPT)
     tree = DraftTree.chain(np.array([4, 5]))
@@ -120,7 +120,7 @@ def two_passes_at_once(world, plain):
 
 
 def then(owner, name, more):
-    """Behind what ``owner.name`` does, ``more`` is done with the same object."""
+    """Call ``more`` on the same object after ``owner.name``."""
 
     def plant(patch):
         real = getattr(owner, name)
@@ -140,12 +140,12 @@ def instead(owner, name, other):
 
 
 def in_the_pass(work):
-    """``work`` is done within what is captured."""
+    """Run ``work`` within the captured pass."""
     return then(StaticPass, "device_part", work)
 
 
 def no_wait_of(forgets):
-    """``forgets(stream)`` says of which streams a wait is left out."""
+    """Leave out the waits of streams for which ``forgets(stream)`` is true."""
 
     def plant(patch):
         def wait(self, other):
@@ -201,7 +201,7 @@ def views_of_states(hidden, path, count):
 
 
 def forgotten_once(patch):
-    """The work space is forgotten before a capture, and left behind after it."""
+    """Forget the work space before a capture, but not after it."""
     real, calls = cuda_graphs._forget_work_space, iter(range(10**6))
     patch.setattr(cuda_graphs, "_forget_work_space", lambda: next(calls) % 2 or real())
 

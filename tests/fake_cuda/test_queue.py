@@ -31,7 +31,7 @@ def pair(**options):
 
 @dataclass(kw_only=True, eq=False)
 class Beside(Drafter):
-    """Drafts nonsense, and works beside the pass: ``work`` is that."""
+    """Drafts fixed tokens, and calls ``work`` during the target's pass."""
 
     name: str = "beside"
     work: object
@@ -84,7 +84,7 @@ def test_drafting_that_fails_beside_a_pass_is_waited_for(pretended):
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_buffers_are_loaded_again_only_when_their_pass_is_done(pretended, commits, rng):
-    """And what a pass found out is not lost, though nobody had asked yet."""
+    """The result of a pass is not lost, even if it is read later."""
     exact, queued = pair(commits=commits)
     chains = [DraftTree.chain(rng.integers(0, VOCAB, 3)) for _ in range(3)]
     rows = [side_by_side(rng.integers(0, VOCAB, 6), 2) for _ in range(2)]

@@ -40,7 +40,7 @@ def answers(folder):
 
 @contextmanager
 def warmed_up():
-    """What is captured within; and what of it behind a warm-up, where a turn waits for it."""
+    """List the graphs captured within; fail if one is captured after a warm-up."""
     warm_up = BlockRunner.warm_up
 
     def watched(self, rounds):

@@ -55,7 +55,7 @@ def grids(text):
 
 
 def test_latex_tables_are_whole(artifacts):
-    """What can be seen without a TeX."""
+    """Check structure that needs no TeX."""
     floats = 0
     for path in [*artifacts.glob("*.tex"), HERE / "tables" / "tables.tex"]:
         text = path.read_text()

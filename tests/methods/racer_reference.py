@@ -119,27 +119,27 @@ class PlainRacer:
                     node = node.parent
                 paths.append(path)
         paths += self.logits_paths(root, self.capacity - len(chosen) - 1)
-        made = {}
+        trie = {}
         for path in paths:
-            at = made
+            at = trie
             for token in path:
                 at = at.setdefault(token, {})
-        found, queue = [], [((), made)]
+        drafted, queue = [], [((), trie)]
         for path, below in queue:
             for token, deeper in below.items():
-                found.append((*path, token))
-                queue.append((found[-1], deeper))
-        return found
+                drafted.append((*path, token))
+                queue.append((drafted[-1], deeper))
+        return drafted
 
     def logits_paths(self, root, left):
         """Branches of the logits' tree, in the order in which their ends are come to."""
-        found, queue = [], [((root,), self.k)]
+        branches, queue = [], [((root,), self.k)]
         for path, breadth in queue:
             below = breadth if len(path) == 2 else breadth // 2
             for i in range(min(breadth, left)):
                 queue.append(((*path, self.table.get(path[-1], [0] * self.k)[i]), max(1, below)))
                 below //= 2
             if left <= 0:
-                found.append(path[1:])
+                branches.append(path[1:])
             left -= min(breadth, max(0, left))
-        return found
+        return branches

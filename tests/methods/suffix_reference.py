@@ -42,26 +42,26 @@ class PlainCorpus:
         return next(tuple(text[i:]) for i in range(len(text) + 1) if tuple(text[i:]) in self.counts)
 
     def text_after(self, context, count):
-        """What follows the first occurrence, the documents written one after the other."""
+        """Return the tokens after the first occurrence in the joined documents."""
         begin = 0
         for document in self.documents:
             for i in range(len(document) - len(context) + 1):
                 if tuple(document[i : i + len(context)]) == context:
-                    text = [token for one in self.documents for token in one]
+                    text = [token for text in self.documents for token in text]
                     return text[begin + i + len(context) :][:count]
             begin += len(document)
         raise AssertionError(f"{context} is in no document")
 
     def continuations(self, context, top):
         """Tokens after ``context``, the most frequent first, equal ones by token."""
-        found = self.followers.get(context, ())
-        return sorted(found, key=lambda token: (-self.counts[(*context, token)], token))[:top]
+        tokens = self.followers.get(context, ())
+        return sorted(tokens, key=lambda token: (-self.counts[(*context, token)], token))[:top]
 
     def best_first(self, context, budget, per_depth, top=8):
         """Tokens and parents of the most probable continuations."""
         tokens, parents, at_depth = [], [], Counter()
         heap = [(-1.0, 0, context, None, -1, 0)]
-        found = 0
+        n_pushed = 0
         while heap and len(tokens) < budget:
             minus, _, here, token, parent, depth = heapq.heappop(heap)
             node = -1
@@ -75,10 +75,10 @@ class PlainCorpus:
             if at_depth[depth + 1] >= per_depth:
                 continue
             for following in self.continuations(here, top):
-                found += 1
+                n_pushed += 1
                 below = (*here, following)
                 probability = minus * self.counts[below] / self.counts[here]
-                heapq.heappush(heap, (probability, found, below, following, node, depth + 1))
+                heapq.heappush(heap, (probability, n_pushed, below, following, node, depth + 1))
         return tokens, parents
 
 
@@ -157,7 +157,7 @@ class PlainSuffixTree:
         return score, (tokens, list(range(-1, len(tokens) - 1)))
 
     def _tree(self, context, budget, least):
-        tokens, parents, score, found = [], [], 0.0, 0
+        tokens, parents, score, n_pushed = [], [], 0.0, 0
         heap = [(-1.0, 0, context, -1)]
         while heap and len(tokens) < budget:
             minus, order, here, above = heapq.heappop(heap)
@@ -172,6 +172,6 @@ class PlainSuffixTree:
                 below = minus if share == 1 else minus * self.counts[child] / self.counts[here]
                 if -below < least:
                     break
-                found += 1
-                heapq.heappush(heap, (below, found, child, node))
+                n_pushed += 1
+                heapq.heappush(heap, (below, n_pushed, child, node))
         return score, (tokens, parents)

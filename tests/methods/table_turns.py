@@ -18,13 +18,13 @@ def turn(target, drafter, n=60, eos=frozenset(), overlap="serial", verifier=None
 
 
 def pair(seed=0, noise=0.0, room=10**6, vocab_size=VOCAB):
-    """A target, and a draft that is it but for some noise."""
+    """Make a target, and a draft model that is the target with noise."""
     logits = table(seed, vocab_size, 3.0)
     return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, vocab_size), room)
 
 
 def ready(drafter, draft, target=None, sampling=GREEDY, eos=frozenset(), vocab=None):
-    """The drafter, set up with a draft model and empty."""
+    """Return the drafter, set up with a draft model and empty."""
     size = vocab or draft.vocab_size
     drafter.setup(DraftContext(size, eos, sampling=sampling, target=target, draft_model=draft))
     drafter.reset()

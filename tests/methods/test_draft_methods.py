@@ -43,7 +43,7 @@ KINDS = ("itself", "stranger", "smaller", "reduced")
 
 
 def draft_of(kind: str, drafter: Drafter, architecture: str):
-    """The target itself, a stranger, or one with a smaller or a reduced vocabulary."""
+    """Give the target itself, an unrelated model, or a smaller or reduced vocabulary."""
     if kind == "smaller":
         return tiny_draft(drafter.needs, seed=2, vocab_size=30, target_vocab=VOCAB)
     if kind == "reduced":

@@ -66,7 +66,7 @@ def paths_of(tree):
 
 
 def begun(drafter, context):
-    """The drafter's state behind ``PROMPT`` and one more token."""
+    """Return the drafter's state after ``PROMPT`` and one more token."""
     drafter.setup(context)
     state = DecodeState(PROMPT, 40)
     drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,)))
@@ -76,7 +76,7 @@ def begun(drafter, context):
 
 
 def plain_tree(name, drafter, text, states):
-    """What is to be drafted behind a text: every row goes with the token after it."""
+    """Compute the expected draft after a text: every row goes with the token after it."""
     _, guesses, grown = TREE[name]
     guess = guesses(HEADS[name], GHOST.embeddings, text[1:], states)
     if grown is plain.static_tree:

@@ -130,7 +130,7 @@ def test_accepted_nodes_stay_in_the_drafts_cache():
 
 
 def published(scores, nodes, threshold, max_depth):
-    """The reference code's tree: it drafts a layer more than the tree has, and asks too late."""
+    """Grow the reference code's tree, which drafts a layer more than the tree has."""
     layers, weight = [], 0.0
     while True:
         depth = len(layers) + 1

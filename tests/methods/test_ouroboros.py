@@ -14,7 +14,7 @@ def ouroboros(draft, eos=frozenset(), **knobs):
 
 
 def plain_ouroboros(text, n, draft_says, target_says, first_level, pool, knobs, end):
-    """The published code's steps in words: drafts, phrases and committed tokens, one by one."""
+    """Restate the published code's steps: drafts, phrases and committed tokens."""
     gamma, length = knobs["gamma"], knobs["ngram"] - 1
     ahead = PlainLookahead(draft_says, first_level, knobs["ngram"], knobs["guesses"], pool)
     steps, last = [], len(text) + n
@@ -69,7 +69,7 @@ PUBLISHED = [
 @pytest.mark.parametrize("knobs", PUBLISHED)
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_are_those_of_the_published_code(knobs, seed):
-    """Of two turns, the second with a warm pool and, in half of them, an end token."""
+    """For two turns, the second with a warm pool and in half of them an end token."""
     vocab_size = (6, 12, 8, 16)[seed]
     target, draft = pair(10 * seed, noise=0.3 + 0.2 * seed, vocab_size=vocab_size)
     drafter = ouroboros(draft, **knobs)
@@ -104,7 +104,7 @@ def says(model):
 
 
 def spied(drafter):
-    """Fills up with draft, phrases and the window's first level at every step."""
+    """Record draft, phrases and the window's first level at every step."""
     taken, length = [], drafter.ngram - 1
 
     def propose(state):

@@ -7,7 +7,7 @@ from tests.methods.table_turns import PROMPT, pair, ready, turn
 
 
 def plain_pearl(target_rule, draft_rule, text, gamma, steps):
-    """The reference's loop in the plainest form: verified tokens of each round."""
+    """Run the reference's loop in its plainest form: verified tokens of each round."""
 
     def draft(text):
         new = []

@@ -19,7 +19,7 @@ def lookup(text, **knobs):
 
 
 def plain_lookup(text, variant, max_ngram, min_ngram, num_tokens):
-    """The rules as sentences, without any index."""
+    """Restate the rules without any index."""
     length = len(text)
     for n in range(max_ngram, min_ngram - 1, -1):
         tail = text[length - n :] if n < length else None
@@ -82,7 +82,7 @@ def test_equals_the_plain_search(text, variant, ngrams, num_tokens):
 
 
 def by_the_rule(tokens, n, m):
-    """What llama.cpp's ``ngram-simple`` drafts: a search backwards, position 0 left out."""
+    """Draft as llama.cpp's ``ngram-simple``: a search backwards, position 0 left out."""
     *before, sampled = tokens
     length = len(before)
     if length <= n + m + 1:

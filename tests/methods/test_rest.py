@@ -51,7 +51,7 @@ def test_any_vocabulary_size(tmp_path):
 
 
 def plain_tree(chunks, text, knobs):
-    """REST's steps in words, over lists of documents."""
+    """Restate REST's steps over lists of documents."""
     for span in range(min(knobs["max_span"], len(text)), knobs["min_span"] - 1, -1):
         taken, hits = [], 0
         for chunk in chunks:

@@ -27,7 +27,7 @@ def context(path=None, tokenizer_hash="toy", **more):
 
 @pytest.fixture
 def static(tmp_path):
-    """Writes static automata of documents; the vocabulary's last id ends them."""
+    """Write static automata of documents; the vocabulary's last id ends them."""
 
     def write(documents, vocabulary=VOCAB):
         built = DocumentAutomaton(vocabulary - 1)
@@ -49,7 +49,7 @@ def ready(path=None, **knobs):
 
 
 def after(drafter, text):
-    """The state in which the last token of ``text`` is the first new one."""
+    """Return the state in which the last token of ``text`` is the first new one."""
     state = DecodeState(np.array(text[:-1], dtype=np.int64), 50)
     state.commit(np.array(text[-1:]))
     drafter.begin(state)

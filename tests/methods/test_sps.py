@@ -6,7 +6,7 @@ from tests.methods.table_turns import PROMPT, pair, ready, turn
 
 
 def plain_assisted(text, n, draft, target, gamma, heuristic, confidence):
-    """Assisted generation in words: tokens drafted and committed by every step."""
+    """Restate assisted generation: tokens drafted and committed by every step."""
     text, last, steps = list(text), len(text) + n, []
     while len(text) < last:
         drafted = []

@@ -114,7 +114,7 @@ def test_the_array_is_rebuilt_after_seconds():
 
 @pytest.fixture
 def being_sorted():
-    """An index whose thread sorts the text 1 2, and the event that lets it end."""
+    """Give an index whose thread sorts the text 1 2, and the event that lets it end."""
     sorting, may_end = threading.Event(), threading.Event()
 
     def build(tokens):
@@ -207,7 +207,7 @@ def test_what_is_searched_is_the_end_of_everything_written(texts, capacity):
 
 
 def plain_draft(requests, text, max_query, draft_len):
-    """The rule in words, over a list of requests."""
+    """Apply the rule over a list of requests, without an index."""
     for n in range(min(max_query, len(text)), 0, -1):
         counts, newest = Counter(), {}
         for age, request in enumerate(requests):

@@ -17,7 +17,7 @@ def pairs(tree):
 
 
 def markov_rule(seed, vocab_size=6, order=2):
-    """A target whose next token depends on the last ``order`` tokens: it soon repeats itself."""
+    """Make a target whose next token depends on the last ``order`` tokens: it soon repeats."""
     table = np.random.default_rng(seed).integers(0, vocab_size, vocab_size**order)
 
     def rule(text):
@@ -30,7 +30,7 @@ def markov_rule(seed, vocab_size=6, order=2):
 
 
 def continued(rule, prompt, n):
-    """What ``rule`` says after ``prompt``, one token after the other."""
+    """Continue ``prompt`` by ``rule``, one token after the other."""
     text = list(prompt)
     for _ in range(n):
         text.append(rule(text))
@@ -75,5 +75,5 @@ def decode(target, drafter, prompt, n, eos=frozenset()):
 
 
 def plain(target, prompt, n, eos=frozenset()):
-    """The output of plain greedy decoding."""
+    """Decode greedily without drafts."""
     return decode(target, Drafter(name="ar"), prompt, n, eos).output_ids
