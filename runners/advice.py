@@ -1,7 +1,7 @@
 """Which method for these prompts: ``python run.py advise prompts=FILE minutes=10``, or `advise`.
 
-Passes are timed, plain decoding is recorded, settings are searched by replays, and the first two
-are confirmed live. The answer is a decision, its setting, one command to paste; then a table.
+It times passes, records plain decoding, searches settings by replays, and confirms the best two
+live. The advice is a decision, its setting and one command to paste; then a table.
 """
 
 from __future__ import annotations
@@ -81,28 +81,28 @@ _USAGE = (
     "or run=DIR (a finished run), and model=..., minutes=10, methods=[pld,sam], output_dir=DIR as "
     "wanted. docs/advise.md explains them."
 )
-# What advice decides itself, or what would make its runs other ones than it takes them for.
+# Keys that advice decides itself, or that would change what its runs measure.
 _DECIDED = ("method", "compare", "runner", "baseline", "record", "repeats", "shard", "fresh")
 
-SETTINGS = (1, 4, 8, 16, 32)  # of each method, one after the other while there is time
+SETTINGS = (1, 4, 8, 16, 32)  # numbers of settings per method, tried in turn while there is time
 FEWEST_PROMPTS, _MOST_PROMPTS = 6, 96  # half of them choose, half confirm
 _FINALISTS = 2
-_LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
-_LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
+_LOOKED_AT = 4  # settings of a method that are checked for whether they can be replayed
+_LIVE_PROMPTS = 3  # for methods that cannot be replayed
 _WARM_UP_TOKENS = 48  # of each label, before its first turn
-_CONTEXT = 256.0  # cached tokens at which a plain pass is priced
+_CONTEXT = 256.0  # cached tokens at which a plain pass's time is predicted
 _START_S = 20.0  # to start a process and load a small model
-_ONE_TRIAL_S = 10.0  # of a setting of a slow method, which was begun before the search ends
-# A method's time for a turn over plain decoding's: of those that were chosen, of any.
+_ONE_TRIAL_S = 10.0  # for a slow method's setting that starts just before the search ends
+# A method's time for a turn relative to plain decoding's: of a finalist, of any method.
 _CHOSEN_COST, _ANY_COST = 1.0, 2.0
-# Shares of the minutes: for recording and confirming; for all that is run live; to replay the best
-# settings on the other half; by which the last step may exceed them.
+# Shares of the minutes: for recording and confirming; for all live runs; for replays of the best
+# settings on the other half; by which the last step may exceed the minutes.
 _FOR_PROMPTS, _FOR_LIVE, _FOR_PREDICTIONS, _GRACE = 0.75, 0.6, 0.05, 0.1
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A speedup over plain decoding on so many prompts; no interval of fewer than three."""
+    """A speedup over plain decoding on some prompts; fewer than three give no interval."""
 
     value: float
     interval: Interval | None
@@ -116,12 +116,12 @@ class Speed:
 
 @dataclass
 class Option:
-    """A method at the best of its settings that were tried.
+    """A method with its best setting among those tried.
 
     Attributes:
-        score: the speedup that it was chosen by, on the prompts for choosing.
-        predicted: speedup on the prompts for confirming, which nothing was chosen by.
-        measured: there, live; the intervals of both finalists hold together.
+        score: the speedup on the prompts for choosing, by which the setting was chosen.
+        predicted: the predicted speedup on the prompts for confirming.
+        measured: the live speedup on these; the intervals of both finalists hold jointly.
         exact: False where outputs differed from plain decoding's for more than rounding.
     """
 
@@ -134,18 +134,18 @@ class Option:
 
     @property
     def ends(self) -> Interval:
-        """The ends of the measured interval; everything is possible without one."""
+        """The ends of the measured interval; 0 and infinity without one."""
         return (self.measured.interval if self.measured else None) or (0.0, math.inf)
 
     @property
     def rank(self) -> tuple[float, float, float]:
-        """What was measured, then what is predicted, then the score."""
+        """The sort key: measured speedup, then predicted speedup, then score."""
         measured, predicted = (s.value if s else 0.0 for s in (self.measured, self.predicted))
         return measured, predicted, self.score
 
     @property
     def prompts_to_decide(self) -> int | None:
-        """Prompts for confirming that would show a speedup as large as was measured."""
+        """Prompts for confirming that would make the measured speedup significant."""
         if self.measured is None or self.measured.interval is None or self.measured.value <= 1:
             return None
         low, high = self.measured.interval
@@ -155,14 +155,14 @@ class Option:
 
 @dataclass
 class Advice:
-    """What `advise` decides. Printed, it is the decision, the command and the table.
+    """The advice of `advise`; as text it is the decision, the command and the table.
 
     Attributes:
         options: the methods that were tried, the best first.
-        not_run: by method why it could not be, and what to type.
+        not_run: by method why it did not run, and what to type.
         more: what more minutes would do.
-        command: to paste; "" where there is nothing to type.
-        folder: where its files are.
+        command: the command to paste; "" where there is nothing to type.
+        folder: where the advice's files are.
     """
 
     model: str
@@ -198,7 +198,7 @@ class Advice:
 
     @property
     def best(self) -> Option | None:
-        """The option that is shown to be faster than plain decoding; the fastest of them."""
+        """The fastest option that is significantly faster than plain decoding."""
         return self.option if self.decision == USE else None
 
     @property
@@ -214,13 +214,13 @@ class Advice:
 
     @property
     def minutes_to_decide(self) -> int:
-        """Minutes that would decide what these did not, as far as can be said."""
+        """Estimated minutes that would decide what these did not."""
         enough = self.option.prompts_to_decide if self.option else None
         return math.ceil(self.minutes * (enough / self.confirming if enough else 2))
 
     @property
     def lines(self) -> list[str]:
-        """The decision with its numbers, its setting, the command and what that is for."""
+        """The decision with its numbers, its setting, the command and its purpose."""
         option, decision = self.option, self.decision
         if option is None:
             why = "the minutes ended first" if self.more else "the reasons are below"
@@ -308,7 +308,7 @@ def show(advice: Advice, console: Console) -> None:
 
 
 class TimeBudget:
-    """Counts the minutes down and says on stderr what is being done."""
+    """Counts the minutes down and writes the current step to stderr."""
 
     def __init__(self, minutes: float) -> None:
         self.minutes = minutes
@@ -333,11 +333,11 @@ def find(
     traces: Traces | None = None,
     methods: Sequence[str] | None = None,
 ) -> Advice:
-    """Find advice on the cases in the minutes of the budget; what the folder holds is used.
+    """Find advice on the cases within the time budget; reuses the folder's finished runs.
 
     Args:
-        questions: what the cases are called.
-        traces: a recording of them that was there already; None: one is made.
+        questions: the name of the cases.
+        traces: an earlier recording of them; None: they are recorded.
         methods: by name; None: all that have a search space.
 
     Raises:
@@ -356,7 +356,7 @@ def find(
 
 
 def subject_key(cfg: DictConfig, cases: Sequence[Case]) -> str:
-    """Hash the model, the prompts and how they are answered."""
+    """Hash the model, the prompts and the generation settings."""
     identity = run_identity(cfg)
     subject = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
     return key_of([subject, prompt_set_hash(cases)])
@@ -371,7 +371,7 @@ def _check_count(n: int, otherwise: str) -> None:
 
 
 class _Pipeline:
-    """One advice in the making, once plain decoding is recorded."""
+    """The steps of one advice after plain decoding is recorded."""
 
     def __init__(
         self,
@@ -406,7 +406,7 @@ class _Pipeline:
 
     def _record(self, cases: Sequence[Case]) -> Traces:
         """Record plain decoding on all prompts, or on as many as the minutes suffice for."""
-        # A prompt is recorded, and every second one is confirmed with plain decoding beside it.
+        # Every prompt is recorded; every second one is confirmed together with plain decoding.
         turns = 1 + (1 + _FINALISTS * _CHOSEN_COST) / 2
         left_s = _FOR_PROMPTS * (self._budget.left_s - 2 * _START_S)
         affordable = int(left_s / (turns * self._plain_s(cases) / len(cases)))
@@ -419,7 +419,7 @@ class _Pipeline:
         return load_traces(self._folder / f"{name}{n}")
 
     def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:
-        """Predicted seconds of a live run on cases; ``others``: turns' time beside plain ones'."""
+        """Predict a live run's seconds; ``others``: other labels' time relative to plain turns'."""
         ones = np.ones(1)
         pass_s = float(self._surface.pass_s(ones, ones, _CONTEXT * ones)[0])
         turns = sum(len(case.turns) for case in cases)
@@ -432,7 +432,7 @@ class _Pipeline:
 
     @property
     def _live_s(self) -> float:
-        """Of the run of methods that cannot be replayed."""
+        """Predicted seconds of the live run of methods that cannot be replayed."""
         cases = self._choosing[:_LIVE_PROMPTS]
         return _START_S + self._plain_s(cases, _ANY_COST * len(self._live_only))
 
@@ -461,7 +461,7 @@ class _Pipeline:
             best = successive_halving(tried, self._ids, self._replays)
             late = any(c.refused == OUT_OF_TIME for cs in tried.values() for c in cs)
             if late and complete:
-                break  # the smaller search before it has even effort
+                break  # the smaller search before it gave all methods equal effort
             self._best = {method: finalists[0] for method, finalists in best.items() if finalists}
             complete = count
             if late:
@@ -479,7 +479,7 @@ class _Pipeline:
             self.advice.options.append(Option(candidate.method, candidate.knobs, score))
 
     def predict(self) -> None:
-        """Predict speedups on the prompts that nothing was chosen by."""
+        """Predict speedups on the prompts for confirming."""
         if not self._best:
             return
         self._replays.until = math.inf
@@ -515,7 +515,7 @@ class _Pipeline:
         )
 
     def confirm(self) -> None:
-        """Run the first two and plain decoding on prompts that nothing was chosen by."""
+        """Run the best two and plain decoding on the prompts for confirming."""
         finalists = sorted(self.advice.options, key=lambda o: o.score, reverse=True)[:_FINALISTS]
         items = [{"method": option.method, **option.knobs} for option in finalists]
         left_s = self._budget.left_s + 60 * _GRACE * self._budget.minutes
@@ -544,7 +544,7 @@ class _Pipeline:
 
 
 def predicted(candidate: Candidate, cases: Sequence[Case], error: float, seed: int) -> Speed:
-    """Estimate the speedup on the cases and its 95 % interval, None of fewer than three cases.
+    """Estimate the speedup on the cases and its 95 % interval, None below three cases.
 
     ``error``: relative error of the prediction, see `CostSurface.stated_error`.
     """
@@ -569,7 +569,7 @@ def _note_measured(option: Option, summary: Summary) -> None:
     if not rows or rows[0]["speedup"] is None:
         return
     interval = rows[0]["speedup_ci"]
-    for pair in summary["pairs"]:  # an interval that holds together with the other finalist's
+    for pair in summary["pairs"]:  # an interval that holds jointly with the other finalist's
         if pair["family"] == "ar" and pair["first"] == option.method and pair["ratio_ci"]:
             interval = pair["ratio_ci"]
     option.measured = Speed(
@@ -579,14 +579,14 @@ def _note_measured(option: Option, summary: Summary) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """What was typed.
+    """The parsed command line of ``advise``.
 
     Attributes:
         arguments: the command line of ``advise``, as typed.
         overrides: keys of a run, also those that ``prompts`` or ``run`` stand for.
-        prompts: a file.
+        prompts: a file of prompts.
         run: a finished run whose recording is used.
-        output_dir: None: a folder of its own for these prompts and this model.
+        output_dir: None: a folder named by these prompts and this model.
     """
 
     arguments: tuple[str, ...]
@@ -599,7 +599,7 @@ class Request:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Give the advice that is asked for, or help."""
+    """Print the requested advice, or help."""
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(f"{_USAGE}\n")
     else:
@@ -607,10 +607,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read(arguments: Sequence[str]) -> Request:
-    """Read the request that words on the command line make.
+    """Parse the request from the command line.
 
     Raises:
-        ConfigurationError: they contradict each other, or one is for another command.
+        ConfigurationError: arguments contradict each other, or one is for another command.
     """
     values: dict[str, str] = {}
     overrides: list[str] = []
@@ -622,7 +622,7 @@ def read(arguments: Sequence[str]) -> Request:
             values[key] = value
         elif key.lstrip("+~").partition(".")[0] in _DECIDED:
             raise ConfigurationError(f"{text}: advise decides that itself. Leave it out. {_USAGE}")
-        elif get_close_matches(key, _KEYS, cutoff=0.8):  # no key of a run is spelled like these
+        elif get_close_matches(key, _KEYS, cutoff=0.8):  # no key of a run is similar to these
             raise unknown_name("key", key, _KEYS)
         else:
             overrides.append(text)
@@ -730,7 +730,7 @@ def _recording(run: Path, cases: Sequence[Case]) -> Traces:
 
 
 def command_of(advice: Advice, request: Request) -> str:
-    """Write the line that uses what is advised on these prompts, or the one that decides more."""
+    """Write the command that uses the advice on these prompts, or one that decides more."""
     if advice.decision in (USE, PLAIN):
         item = advice.item
         arguments = [f"method={item.pop('method')}", *format_overrides(item), *request.overrides]
@@ -743,7 +743,7 @@ def command_of(advice: Advice, request: Request) -> str:
 
 
 class InMemory(Bench):
-    """Makes the runs in this process, of a model that the caller lent."""
+    """Makes the runs in this process, on the caller's model in memory."""
 
     def __init__(self, given: CallerInput) -> None:
         super().__init__(given.cfg)
@@ -787,10 +787,10 @@ def advise(
 
     Args:
         model, tokenizer, prompts, name, overrides: as for `runners.compare`.
-        minutes: for everything; a step that was begun is finished.
+        minutes: for everything; a started step is finished.
         max_new_tokens, seed: as on the command line.
         methods: by name; None takes all that have a search space.
-        output_dir: keeps files there, and goes on there. None keeps none but the cost surface.
+        output_dir: files are kept there and reused. None keeps only the cost surface.
 
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.

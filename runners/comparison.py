@@ -1,8 +1,8 @@
-"""Methods compared on a model in memory, from a script or a notebook.
+"""Compare methods on a model in memory, from a script or a notebook.
 
 A caller's model, prompts and methods become a job like any other, which measures as
 ``runner=offline`` does: the same engine, order, records and statistics. It runs in the caller's
-process, and the model is given back as it was.
+process, and the model is restored to its earlier state.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from specbench.storage import jsonl
 
 _WIDTH = 100  # of the printed table
 _ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
-_DATASET = "prompts"  # what records call prompts that a caller handed over
-_UNSAVED = "DIR_OF_THE_SAVED_MODEL"  # in commands to type, for a model that lies nowhere
+_DATASET = "prompts"  # the dataset's name in records of a caller's prompts
+_UNSAVED = "DIR_OF_THE_SAVED_MODEL"  # in commands to type, for a model without files
 
 # Keys that an argument of the call or the model itself decides.
 _ARGUMENTS = {
@@ -68,18 +68,18 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` measured. Printed, or shown by a notebook, it is the table of a run.
+    """The result of `compare`. Printed, or displayed by a notebook, it is the table of a run.
 
     Attributes:
         table: a row for each method, the baseline ``ar`` first: ``label``, ``mat``, ``speedup``
             with its 95 % interval (``speedup_low``, ``speedup_high``), ``tokens_per_s``, and
-            ``outputs``, what the audit said of the turns.
+            ``outputs``, the audit's verdicts on the turns.
         cases: a row for each prompt, method and repeat; columns as in ``cases.jsonl``, and
-            ``prompt`` (its place in ``prompts``) and ``text`` (the answer).
+            ``prompt`` (its index in ``prompts``) and ``text`` (the output's text).
         steps: a row for each step: nodes drafted, tokens committed, seconds.
         errors: a row for each turn that failed, with the reason.
         summary: all of ``summary.json``: conditions, warnings, rows with all numbers, pairs.
-        folder: where the run's files are; None where they were not kept.
+        folder: where the run's files are; None if they were not kept.
         lossless: no case failed, and every greedy output was plain decoding's.
     """
 
@@ -187,7 +187,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         node = compose.to_config(cfg).model
         tokenizer = loading.load_tokenizer(node)
         model = loading.load_model(node, tokenizer).model
-    model.name_or_path = node.id  # by which `compare` knows it, also where it was read from a cache
+    model.name_or_path = node.id  # the id that `compare` looks up, also for a cached model
     return model, tokenizer
 
 
@@ -224,7 +224,7 @@ def _read(path: Path, saved_folder: Path | None, tokenizer: PreTrainedTokenizerB
 
 
 class ComparisonRefused(ConfigurationError, ValueError):
-    """What was handed to `compare` cannot be used; the message says what to type."""
+    """An argument of `compare` cannot be used; the message says what to type."""
 
 
 @contextmanager
@@ -244,8 +244,8 @@ def call(output_dir: str | Path | None = None) -> Iterator[Path]:
 
 
 def use_project_cache(cfg: DictConfig) -> None:
-    """Use what lies in the project's own cache, wherever the caller's script lies."""
-    if str(cfg.cache_dir) == "./.cache/specbench":  # nobody asked for another
+    """Use the project's own cache, wherever the caller's script is."""
+    if str(cfg.cache_dir) == "./.cache/specbench":  # the default
         cfg.cache_dir = str(paths.PROJECT / ".cache" / "specbench")
 
 
@@ -255,8 +255,8 @@ class CallerInput:
 
     Attributes:
         cfg: the configuration of plain decoding.
-        overrides: what the caller typed of it.
-        template_sha: of the template that made the cases' token ids.
+        overrides: the caller's overrides of it.
+        template_sha: the hash of the template that made the cases' token ids.
     """
 
     model: PreTrainedModel
@@ -274,12 +274,12 @@ class CallerInput:
         record: str | bool = False,
         strict: bool = True,
     ) -> None:
-        """Measure what the folder lacks; the model is given back as it was.
+        """Measure what the folder lacks; the model is restored afterwards.
 
         Args:
             methods: see `runners.comparison.compare`.
             cases: None takes all.
-            record: as the key of that name.
+            record: like the configuration's ``record``.
             strict: False leaves out methods that cannot run.
 
         Raises:
@@ -339,7 +339,7 @@ def read_input(
     arguments: Sequence[str],
     overrides: Sequence[str],
 ) -> CallerInput:
-    """Check what was handed over; see `runners.comparison.compare`.
+    """Check the arguments of `runners.comparison.compare`.
 
     ``arguments``: the call's other arguments, as overrides.
 
@@ -407,7 +407,7 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
 def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) -> tuple[Case, ...]:
     """Make a case of the ids of each prompt, numbered from 0."""
     items = [] if isinstance(prompts, str | Mapping) else list(prompts)
-    if all(isinstance(prompt, Mapping | int) for prompt in items):  # of one prompt, or none
+    if all(isinstance(prompt, Mapping | int) for prompt in items):  # a single prompt, or none
         raise ConfigurationError(
             f"prompts must be a list of prompts, got {prompts!r:.60}. Type prompts=[...]."
         )
@@ -429,7 +429,7 @@ def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) ->
 def _ids(prompt: Any, template: PromptTemplate) -> list[int]:
     if isinstance(prompt, str):
         return template.render([(prompt, None)]) if prompt.strip() else []
-    if hasattr(prompt, "tolist"):  # of torch or numpy, perhaps a batch of one
+    if hasattr(prompt, "tolist"):  # torch or numpy, perhaps a batch of one
         prompt = prompt.tolist()
         prompt = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], list) else prompt
     if isinstance(prompt, Sequence):
@@ -457,7 +457,7 @@ def _entries(
         named = item if isinstance(item, Mapping) and "drafter" in item else {"drafter": item}
         drafter = named["drafter"]
         if drafter == BASELINE:
-            continue  # always there
+            continue  # always measured
         if isinstance(drafter, Drafter):
             if any(drafter is other for other in instances.values()):
                 raise ConfigurationError(

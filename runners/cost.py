@@ -1,6 +1,6 @@
 """The runner that measures what a target pass costs here, as a cost surface.
 
-A sample is what ``runners.measure.pass_times`` times: all of a step but the drafter. Every repeat
+A sample is timed by ``runners.measure.pass_times``: a whole step without the drafter. Every repeat
 visits all points in a new order, so that a drift of the machine spreads over them.
 """
 
@@ -49,7 +49,7 @@ ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)
 
-# Smallest values of the grid's lists.
+# Smallest allowed values of the grid's lists.
 _LEAST = {"contexts": 1, "tree_rows": 1, "batch_k": 1, "batch_w": 0, "texts": 1, "text_rows": 1}
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -58,7 +58,7 @@ class Cost(Runner):
     """``runner=cost``.
 
     Args:
-        load: gives the model; by default the one that the configuration names.
+        load: loads the model; by default the one that the configuration names.
     """
 
     def __init__(self, load: Callable[[RunConfig], LoadedModel] = loading.load_model) -> None:
@@ -146,12 +146,12 @@ class Cost(Runner):
 
 @dataclass(frozen=True)
 class PassGrid:
-    """A kind of pass over a grid.
+    """One kind of pass, timed over a grid.
 
     Attributes:
         axes: the grid's values by name, the context (cached tokens) last.
         read: reads a prompt ``[context]``.
-        time_pass: seconds of a pass behind so many tokens, of a point of the other axes.
+        time_pass: times a pass after ``context`` tokens at a point of the other axes.
     """
 
     axes: Mapping[str, tuple[int, ...]]
@@ -164,7 +164,7 @@ class PassGrid:
         """Time every point once, in a new order: a line of `ROUNDS`.
 
         Args:
-            n_contexts: only behind the first ones; the other times are 0.
+            n_contexts: times passes only after the first ones; the other times are 0.
         """
         *axes, contexts = self.axes.values()
         prompts = np.zeros(len(contexts))
@@ -180,7 +180,7 @@ class PassGrid:
 
 
 def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel) -> CostSurface:
-    # Heavy imports only where something is left to measure.
+    # Heavy imports only if something remains to be measured.
     from runners.measure.session import make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
@@ -214,7 +214,7 @@ def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedMo
     graphs = isinstance(target, GraphTarget)
     kinds = _pass_grids(target, grid, rng)
     if graphs:
-        kinds.pop("texts", None)  # no graph holds several texts
+        kinds.pop("texts", None)  # no graph holds several sequences
     with gc_paused():
         rounds = _rounds(job.folder / ROUNDS, kinds, target, rng, grid.passes, warm_all=graphs)
     surface = {
@@ -222,7 +222,7 @@ def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedMo
         for kind, passes in kinds.items()
     }
     prefill = np.stack([line["prefill_s"] for line in rounds["tree"]], axis=-1)
-    model.passes = target.describe()  # by now, since shapes that nobody foresaw have run
+    model.passes = target.describe()  # now, since unforeseen shapes may have run
     return CostSurface(
         model=model.to_json(),
         machine=machine,
@@ -289,8 +289,8 @@ def _rounds(
 ) -> dict[str, list[dict[str, Any]]]:
     """Measure rounds by kind, saved on disk as they finish: an interrupted run goes on.
 
-    Each round visits all kinds, so that a drift of the machine spreads over them, too: of kinds
-    that were timed one after the other, one was priced by half.
+    Each round visits all kinds, so that a drift of the machine spreads over them, too: when kinds
+    were timed one after the other, one came out at half its cost.
     """
     lines: list[dict[str, Any]] = jsonl.mend_jsonl(path, dict)
     rounds = {kind: [line for line in lines if line["kind"] == kind] for kind in kinds}

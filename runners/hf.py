@@ -3,8 +3,8 @@
     python run.py runner=hf method=pld                     # ar, pld, hf_generate, hf_prompt_lookup
     python run.py runner=hf method=sps pair=random_draft   # and hf_assisted, with the same draft
 
-The peers run on a copy of the model as transformers loads it: our attention, cache and packed
-linears are not in it. Prompts, limit, end tokens, clock, audit and files are as in every run.
+The peers run on a copy of the model as transformers loads it, without our attention, cache and
+packed linears. Prompts, limit, end tokens, clock, audit and files are the same as in every run.
 
 What a number means here: passes are counted by hooks on the model's forward; the assistant's pass
 over the prompt is not among them, as in our own methods (``draft_forwards``). ``prefill_s`` is the
@@ -45,7 +45,7 @@ from specbench.results.manifest import ModelInfo
 from specbench.system.clock import make_clock
 
 log = logging.getLogger(__name__)
-_NAME = "hf:"  # what the names of their labels' methods begin with
+_NAME = "hf:"  # prefix of the method names of transformers' loops
 
 Call: TypeAlias = tuple[int, int]  # tokens cached before a forward call, and its query tokens
 
@@ -112,7 +112,7 @@ def load_with_loops(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
 
 
 class TransformersSession(Session):
-    """Decodes with transformers' own loop where a label is one of these."""
+    """Decodes with transformers' own loop for the labels of these loops."""
 
     def add_loops(self, config: RunConfig, assisted: bool) -> None:
         """Load the copy of the model, and the assistant where a loop needs one."""
@@ -123,7 +123,7 @@ class TransformersSession(Session):
         self._rules = StopRules(self._model.eos_ids, self.context_length, self.vocab_size)
         eos = sorted(self._model.eos_ids)
         self._ends = {"eos_token_id": eos, "pad_token_id": eos[0] if eos else 0}
-        # Not what the model's publisher would sample or penalise with.
+        # Without the sampling and penalties of the model's publisher.
         self._stock.generation_config = GenerationConfig(**self._ends)
         self._assistant = self._load_assistant(config) if assisted else None
 
@@ -189,14 +189,14 @@ class TransformersSession(Session):
             )
             self._clock.finish_begin()
             timings = self._clock.end().with_setup(before_s)
-        # Up to the first end token and the limit, whatever stands behind them.
+        # Up to the first end token and the limit; tokens after them do not count.
         output = out[0, len(prompt) :][:limit].tolist()
         ends = [i for i, token in enumerate(output, 1) if token in self._model.eos_ids]
         output = output[: ends[0]] if ends else output
         reason = "eos" if ends else "context" if limit < requested else "length"
         counts = {"target_forwards": len(passes), "drafted_with_prompt": passes[0][1] - len(prompt)}
         if assistant:
-            further = [n_rows for cached, n_rows in drafts if cached]  # behind the prompt's pass
+            further = [n_rows for cached, n_rows in drafts if cached]  # after the prompt's pass
             counts |= {"draft_forwards": len(further), "draft_tokens": sum(further)}
         steps = _steps(passes, len(prompt), output)
         drafted = [n_drafted for _, n_drafted in steps]
@@ -231,7 +231,7 @@ class TransformersSession(Session):
             "num_assistant_tokens_schedule": knobs.schedule,
             "assistant_confidence_threshold": knobs.confidence,
         }
-        # The heuristic schedule writes what it came to into the assistant's own configuration.
+        # The heuristic schedule writes its state into the assistant's own configuration.
         self._assistant.generation_config = GenerationConfig(
             pad_token_id=self._ends["pad_token_id"],
             **{name: value for name, value in options.items() if value is not None},
@@ -248,8 +248,8 @@ def _call_of(kwargs: Mapping[str, Any]) -> Call:
 def _steps(passes: Sequence[Call], n_prompt: int, output: Sequence[int]) -> list[tuple[int, int]]:
     """Count the tokens that each step committed and drafted.
 
-    A pass sees all committed tokens but the last in the cache, so what it committed shows at the
-    next one. A pass launched ahead of a stop that was not yet known commits nothing.
+    A pass sees all committed tokens but the last in the cache, so the next pass shows what it
+    committed. A pass launched before a stop was known commits nothing.
     """
     total = n_prompt + len(output)
     ends = [min(cached + 1, total) for cached, _ in passes[1:]] + [total]

@@ -1,4 +1,4 @@
-"""What one job is: data that crosses from the parent to the child process."""
+"""A job: the data that crosses from the parent to the child process."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Entry:
     Attributes:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node without its ``label``, ready to be instantiated.
-        budget: where its knobs come from (`specbench.config.entries.budget_of`); None of plain
-            decoding and of what has no yaml.
-        verifier: None: the whole run's.
+        budget: where its knobs come from (`specbench.config.entries.budget_of`); None for plain
+            decoding and for methods without a yaml.
+        verifier: None: the run's verifier.
     """
 
     label: str
@@ -68,7 +68,7 @@ def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
     """Refuse two entries with one label, and plain decoding's labels for anything else.
 
     Args:
-        second: what the second entry is to be typed as; LABEL stands for the label in it.
+        second: how to type the second entry; LABEL is replaced by the label.
 
     Raises:
         ConfigurationError: a label occurs twice, or is plain decoding's and its method is not.
@@ -94,11 +94,11 @@ class Job:
     """One run of one output folder.
 
     Attributes:
-        overrides: what was typed.
+        overrides: the overrides as typed.
         identity: the part of ``config`` that may move a number, and ``shard``.
         run_key: the hash of that part; shards of one run share it.
         entries: methods in the order of the interleaving, the baseline first.
-        cases: the questions in order, all shards.
+        cases: the prompts of all shards, in order.
         shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
         optional: labels that may be left out where they cannot run.
     """
@@ -154,9 +154,9 @@ class Job:
     def groups(self, size: int) -> list[list[CaseBlock]]:
         """Group this shard's blocks, which are decoded ``size`` at a time.
 
-        Groups are alike: each takes, by chance, one block of every stratum of questions' lengths.
-        Of every repeat the same cases are together. What fills no group is spread over all lengths,
-        and makes a smaller one at the end.
+        Groups are alike: each takes, by chance, one block of every stratum of prompt lengths. Every
+        repeat groups the same cases. Blocks that fill no group are spread over all lengths and
+        make a smaller group at the end.
         """
         groups: list[list[CaseBlock]] = []
         for repeat in range(self.repeats):
@@ -217,9 +217,9 @@ class CaseBlock:
 def label_order(labels: Sequence[str], seed: int, index: int, repeat: int = 0) -> tuple[str, ...]:
     """Return the labels in a balanced, unpredictable order: a row of a Williams design.
 
-    The rows of a design (as many as labels, twice as many where their number is odd) have every
-    label as often at each position and as often right behind each other label. Successive indices
-    take the rows of a design one by one, in an order shuffled anew for each design; successive
+    The rows of a design (as many as labels, twice as many if their number is odd) have every
+    label as often at each position and as often right after each other label. Successive indices
+    take the rows of a design one by one, in a new random order for each design; successive
     repeats of an index take the next rows. So a drift hits all labels alike, and no label always
     runs after the same one.
 

@@ -1,9 +1,9 @@
-"""The runner of recorded outputs: any drafter against them, without a model, in this process.
+"""The replay runner: any drafter on recorded outputs, without a model, in this process.
 
-Steps are exactly the live run's for drafters that look at tokens alone, and up to rounding for
-heads, where hidden states were recorded (``record=states``); methods that need the model in other
-ways are refused. Without a cost surface there are steps and no times. With one, the target's part
-of every time is predicted and the drafter's is measured here.
+Steps equal the live run's exactly for drafters that read only tokens, and up to rounding for heads
+if hidden states were recorded (``record=states``); methods that need the model in other ways are
+refused. Without a cost surface there are steps but no times. With one, the target's part of every
+time is predicted and the drafter's part is measured here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from specbench.results.statistics.roofline import number_format
 from specbench.storage.hashes import file_sha256
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
-# Keys of them that may be typed differently: where things lie, and which cases are replayed.
+# Their keys that may differ: where files are, and which cases are replayed.
 _FREE_KEYS = frozenset(
     (
         *("model.cache_dir", "model.device", "model.source", "model.path"),
@@ -102,7 +102,7 @@ class Replay(Runner):
             OmegaConf.set_struct(open_node, False)  # open mappings have the recording's keys
             resolved[group] = OmegaConf.merge(open_node, node)
             OmegaConf.set_struct(resolved[group], None)
-        resolved.dataset.path = None  # the questions are in the traces, wherever they came from
+        resolved.dataset.path = None  # the prompts are in the traces, whatever their source
         if "seed" not in typed:
             resolved.seed = recorded["seed"]
         resolved.runner.traces_sha = traces.sha
@@ -144,7 +144,7 @@ class Replay(Runner):
     def run(self, job: Job) -> int:
         traces = _traces(job.config)
         for method_run in build_method_runs(job.without(job.optional)):
-            replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
+            replay_kind(method_run.drafter, traces)  # refuses before the folder belongs to the run
         for run in attempts(job):
             with run:
                 if run.incomplete:
@@ -166,7 +166,7 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, list):
         return [_as_text(part) for part in value]
     if isinstance(value, str) and "${" in value:
-        # Backslashes mean themselves, but for those in front of an interpolation.
+        # Backslashes are literal, except before an interpolation.
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     return value
 
@@ -184,8 +184,8 @@ class RecordedSource(OutputSource):
         covered: share of each turn's passes that lay inside the surface's grid.
 
     Args:
-        kinds: by label, how close its steps are to the live run's (`replay_kind`).
-        surface: of the predicted times; None: there are none.
+        kinds: by label, how closely its steps match the live run's (`replay_kind`).
+        surface: predicts the times; None: no times.
     """
 
     during = "replay"
@@ -286,7 +286,7 @@ def _replay(run: Measurement) -> None:
             "machine": dict(surface.machine),
         }
     source = RecordedSource(job, replayer, traces, kinds, surface)
-    # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
+    # Not the written records: state kept for a run needs all blocks, also those written earlier.
     runner = replace(run.runner(source), done=[])
     runner.warm_up(job.config.measure.warmup)
     missing = {block.key for block in run.files.pending}

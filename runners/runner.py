@@ -1,4 +1,4 @@
-"""What every choice of ``runner=`` does: from a configuration to results."""
+"""The base of every ``runner=``: from a configuration to results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.results import console
 
 
 class Runner:
-    """A choice of the ``runner`` group: what happens between a configuration and its results.
+    """A choice of the ``runner`` group, which turns a configuration into results.
 
     All of it raises a ConfigurationError that says what to type.
 
@@ -44,12 +44,12 @@ class Runner:
         """Load the current prompts if a local file holds them; the hub's are pinned."""
         try:
             file = cases.local_file(config.dataset, config.data_dir)
-        except DatasetError:  # a finished run needs its questions no more
+        except DatasetError:  # a finished run no longer needs its prompts
             return None
         return None if file is None else tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def run(self, job: Job) -> int:
-        """Do what is missing in the job's folder.
+        """Measure what is missing in the job's folder.
 
         Returns:
             0, or 1 where a case failed or an output is not what plain decoding gives.
@@ -57,5 +57,5 @@ class Runner:
         raise NotImplementedError
 
     def show(self, path: Path, *, brief: bool = False) -> None:
-        """Print what a finished folder says; ``brief``: in one line, for a job of a sweep."""
+        """Print a finished folder's results; ``brief``: in one line, for a job of a sweep."""
         console.print_folder(path, brief=brief)

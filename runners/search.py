@@ -1,12 +1,12 @@
 """Settings of methods: their spaces, their entries, and the best of them by successive halving.
 
 A method's yaml has its space (``search``): for each knob a list of choices, or whole numbers
-``{from, to}``, with ``log: true`` where doubling matters and adding does not. Knobs that are not
-there keep the values that a run would give them.
+``{from, to}``, with ``log: true`` for a logarithmic scale. Other knobs keep the values that a run
+would give them.
 
 Halving tries all settings on a few cases, the better half on twice as many, and so on (Jamieson and
 Talwalkar 2016, arXiv 1502.07943). Every method gets the same number of settings, cases and rounds,
-so that none is better off for having been searched harder.
+so that no method gains from a longer search.
 
 Settings are measured by replays of recorded answers, whose passes a cost surface prices, or by live
 runs, interleaved with plain decoding.
@@ -67,7 +67,7 @@ Knobs: TypeAlias = dict[str, Any]
 
 ROUNDS = 3
 _DRAWS = 40  # for each setting: spaces may be small, or have settings that are refused
-# A surface in a minute: predictions between its points are within a few percent, and say so.
+# A surface in a minute: predictions between its points are within a few percent.
 GRID: Mapping[str, list[int]] = {
     "contexts": [64, 512],
     "tree_rows": [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64],
@@ -81,7 +81,7 @@ OUT_OF_TIME = "the minutes ended before it was tried"
 
 @dataclass(frozen=True, slots=True)
 class CaseCost:
-    """What a case took with a setting, and with plain decoding: tokens after the first, seconds."""
+    """A case's cost with a setting, and with plain decoding: tokens after the first, seconds."""
 
     tokens: int
     seconds: float
@@ -91,10 +91,10 @@ class CaseCost:
 
 @dataclass(eq=False)
 class Candidate:
-    """A setting of a method and what was measured of it.
+    """A setting of a method and its measurements.
 
     Attributes:
-        knobs: what differs from the method's own setting.
+        knobs: the knobs that differ from the method's own setting.
         costs: by case.
         refused: why the setting cannot be used; "" where it can.
     """
@@ -118,7 +118,7 @@ class Candidate:
         return tokens * plain / (seconds * plain_tokens)
 
 
-# Fills in `costs` of each candidate for each case that is missing, or `refused`.
+# Fills in the missing cases in each candidate's `costs`, or `refused`.
 Measure: TypeAlias = Callable[[Sequence[Candidate], Sequence[str]], None]
 
 
@@ -193,9 +193,9 @@ def settings(
 ) -> list[Knobs]:
     """Choose up to ``count`` settings: the method's own (no knobs), the least, then others.
 
-    The least has the first of all choices and the lowest of all numbers, since where rows are dear
-    the smallest draft often pays best. The others are a scrambled Halton sequence: however many are
-    taken, they fill the space evenly, and more of them begin with the same ones.
+    The least has the first of all choices and the lowest of all numbers, since the shortest draft
+    is often fastest if verification is costly. The others are a scrambled Halton sequence: any
+    number of them fills the space evenly, and a longer sequence begins with the shorter one.
     """
     chosen: list[Knobs] = [{}]
     refused: list[Knobs] = []
@@ -224,7 +224,7 @@ def _value(values: Any, at: float) -> Any:
 class Entries:
     """Settings of methods as entries of runs with one configuration; each is composed once.
 
-    ``cfg``: of a run; its method does not matter.
+    ``cfg``: a run's configuration; its method does not matter.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -293,7 +293,7 @@ def _format_value(value: Any) -> str:
 
 
 class Bench:
-    """Makes runs of one model on chosen cases, in processes of their own; none twice.
+    """Makes runs of one model on chosen cases, in separate processes, each only once.
 
     ``cfg``: a run's configuration; its method is plain decoding.
     """
@@ -302,14 +302,14 @@ class Bench:
         self.cfg = cfg
 
     def surface(self) -> Path:
-        """Give the file of the machine's cost surface, measured where there is none yet."""
+        """Return the file of the machine's cost surface; measure it if it is missing."""
         job, path = surface_job(self.cfg)
         return _execute(job, path, "timing passes") / SURFACE
 
     def record(self, cases: Sequence[Case], path: Path) -> None:
         """Run plain decoding into the folder, with what replays read."""
         job = self._plain(cases, path)
-        job.record, job.measure.rerun_minutes = RECORD_STATES, 0.0  # no time of it counts
+        job.record, job.measure.rerun_minutes = RECORD_STATES, 0.0  # its times do not count
         _execute(job, path, "plain decoding")
 
     def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> None:
@@ -339,7 +339,7 @@ class Bench:
 
 
 def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
-    """Give the run that times passes, and the folder that is its on this machine."""
+    """Configure the run that times passes, and name its folder on this machine."""
     job, limit = prerequisites.measurement(cfg), cfg.model.context_length
     for key, values in GRID.items():
         usable = [value for value in values if limit is None or value < limit]
@@ -392,7 +392,7 @@ def _items(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
 
 
 def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
-    """Note what a run's folder says of the candidates, and of plain decoding."""
+    """Read the costs of the candidates and of plain decoding from a run's folder."""
     records, _ = read_records(folder)
     spent: dict[tuple[str, str], tuple[int, float]] = {}
     for record in records:
@@ -417,9 +417,8 @@ def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[s
 class Replays:
     """Measures candidates on recorded cases; a `Measure`.
 
-    ``file`` keeps the costs on these traces of plain decoding and this surface: a search that was
-    interrupted goes on. After ``until`` (of ``time.monotonic()``) nothing is measured: what is
-    missing is `OUT_OF_TIME`.
+    ``file`` keeps the costs on these traces and this surface: an interrupted search goes on. After
+    ``until`` (of ``time.monotonic()``) no setting is measured: missing ones are `OUT_OF_TIME`.
     """
 
     def __init__(self, entries: Entries, traces: Traces, surface: CostSurface, file: Path) -> None:
@@ -465,12 +464,12 @@ class Replays:
         return ""
 
     def refuse_unfit(self, candidates: Sequence[Candidate]) -> None:
-        """Refuse settings that do not fit the method's files: one of them would end a whole run."""
+        """Refuse settings that do not fit the method's files: one would end the whole run."""
         for candidate in candidates:
             try:
                 self._prepare(candidate)
             except NeedsNotMet:
-                pass  # of replays alone
+                pass  # only replays lack this
             except ConfigurationError as error:
                 candidate.refused = str(error)
 
@@ -495,10 +494,10 @@ class Replays:
 
     def _measure(self, candidate: Candidate, cases: Sequence[str], missing: Sequence[str]) -> None:
         drafter = self._prepare(candidate)
-        if candidate.method not in self._warm:  # what is compiled at first use is not drafting
+        if candidate.method not in self._warm:  # compilation must not count as drafting
             self._replayer.replay_turns(drafter, self._cases[missing[0]])
             self._warm.add(candidate.method)
-        # What a drafter keeps from case to case it must have seen.
+        # A drafter that keeps state from case to case must see all cases.
         required = list(cases) if drafter.state_scope == "run" else missing
         for case, (tokens, seconds) in self._replay_costs(drafter, required).items():
             candidate.costs[case] = CaseCost(tokens, seconds, *self._plain_cost(case))

@@ -1,12 +1,12 @@
-"""runner=serve: another engine answers over HTTP, compared with its own plain decoding.
+"""runner=serve: measure another engine over HTTP, compared with its own plain decoding.
 
     python run.py runner=serve server=llamacpp 'compare=[{speculation: ngram_simple, label: ngram}]'
     python run.py runner=serve server=openai server.base_url=http://127.0.0.1:8000/v1
 
-Questions, records, folder, resume and statistics are as in every run. ``prefill_s`` is the time
-to the first token as the client sees it, ``decode_s`` the time from there to the last one. Steps
-come from the server's own counters (`specbench.servers.counters`). Outputs are compared with the
-same server's plain ones; that another engine's would be the same is claimed nowhere.
+Prompts, records, folder, resume and statistics are the same as in every run. ``prefill_s`` is the
+client's time to the first token, ``decode_s`` the time from there to the last one. Steps come from
+the server's own counters (`specbench.servers.counters`). Outputs are compared only with the same
+server's plain ones, since another engine's may differ.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Serve(Runner):
 
 
 def _check_combinations(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse what a server decides itself or does not say."""
+    """Refuse settings that a server decides itself or does not report."""
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if key.split(".")[0] in ("method", "pair"):
@@ -124,7 +124,7 @@ def _check_combinations(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if openai and server.engine not in ("auto", *ENGINES):
         raise unknown_name("value of server.engine:", server.engine, ("auto", *ENGINES))
     if openai and server.api_key_env not in (OpenaiConfig.api_key_env, *os.environ):
-        # It may be the key itself, and this line stays on the terminal.
+        # It may be the key itself, and this line is shown on the terminal.
         name = str(server.api_key_env)
         typed = name if name.isidentifier() and name.isupper() else "what you typed"
         raise ConfigurationError(
@@ -140,7 +140,7 @@ def _find_weights(cfg: DictConfig) -> None:
     if cfg.server.gguf is not None:
         path = llamacpp.check_gguf("server.gguf", cfg.server.gguf)
         model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
-    elif not model.embedded:  # of the bundled one the wheel has a file
+    elif not model.embedded:  # the wheel has a file of the bundled model
         raise NeedsNotMet(
             f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
         )
@@ -197,8 +197,8 @@ def _with_entry(config: ServerConfig, entry: object) -> ServerConfig:
         )
     merged = OmegaConf.merge(OmegaConf.structured(replace(config, label=None)), dict(entry))
     server = cast(ServerConfig, OmegaConf.to_object(merged))
-    # One file is served to all labels; the other keys may differ between labels that do not draft,
-    # whose speedup is then what the key does.
+    # All labels share one file; the other keys may differ between labels that do not draft, whose
+    # speedup is then the key's effect.
     for key in DECODING_KEYS if isinstance(server, LlamacppConfig) else ():
         value = getattr(server, key)
         if value == getattr(config, key) or (server.speculation == PLAIN and key != "gguf"):
@@ -236,7 +236,7 @@ def _entry(server: ServerConfig) -> Entry:
                 )
             llamacpp.check_gguf("server.draft_gguf", server.draft_gguf)
         if {*parts} & {*LEARN_FROM_REQUESTS}:
-            method["state_scope"] = "prompt"  # its server is started anew for each case
+            method["state_scope"] = "prompt"  # its server restarts for each case
     elif isinstance(server, OpenaiConfig):
         check_url("server.base_url", server.base_url)
     return Entry(server.label or (BASELINE if kind == PLAIN else method_name), method)

@@ -1,7 +1,7 @@
-"""Methods measured later into a finished run: ``'add=[sam]' output_dir=FOLDER``.
+"""Add methods later to a finished run: ``'add=[sam]' output_dir=FOLDER``.
 
-They are measured with plain decoding again, interleaved, on the same questions, in a folder of
-their own below the run's.
+They are measured interleaved with plain decoding again, on the same prompts, in a separate folder
+below the run's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def whole_command(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the run's command with the new overrides, which ``add`` with the folder stands for."""
     path = Path(str(cfg.output_dir))
     if cfg.output_dir is None or not (path / records.MANIFEST).exists():
-        return tuple(overrides)  # what is wrong with the folder is said later
+        return tuple(overrides)  # a later check explains what is wrong with the folder
     typed = {_key(override) for override in (*overrides, "fresh=")}
     earlier = [text for text in RunManifest.read(path).overrides if _key(text) not in typed]
     return (*earlier, *overrides)
@@ -72,7 +72,7 @@ def job_of(cfg: DictConfig, path: Path) -> DictConfig:
 def show_added(path: Path) -> None:
     """Print the table of the run at ``path`` and all that was added to it.
 
-    Below it stands whether plain decoding was as fast there as in the run.
+    Below it, say whether plain decoding was as fast there as in the run.
     """
     folders = [later for later in sorted((path / _FOLDER).glob("*")) if folder.is_complete(later)]
     if not folders:

@@ -1,7 +1,7 @@
 """One child process per job that loads a model, so that memory and graphs never leak onwards.
 
-The parent blocks while the child measures. The child dies with its parent, whichever way that
-one goes; a stop unwinds the child, so that its files and lock are left in order.
+The parent blocks while the child measures. The child dies with its parent, however that one
+ends; a stop signal unwinds the child, so that its files and lock are left in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 30.0  # from asking the child to stop until it is killed
 
 
 class JobRefused(SpecBenchError):
-    """What the child refused, with the child's message and exit code."""
+    """The child refused the job; has the child's message and exit code."""
 
 
 class JobCrashed(SpecBenchError):
@@ -46,7 +46,7 @@ def run_in_child(
     Args:
         work: a module-level function; a :class:`SpecBenchError` it raises is reported as such.
         argument: anything that can be pickled.
-        variables: of its environment, besides this process's own.
+        variables: environment variables, added to this process's own.
 
     Raises:
         JobRefused: ``work`` raised a SpecBenchError.
@@ -56,7 +56,7 @@ def run_in_child(
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, work, argument))
-    if sys.platform != "win32":  # which has no such process
+    if sys.platform != "win32":  # Windows has no such process
         resource_tracker.ensure_running()  # starting it would let signals through
     answer: int | SpecBenchError | None = None
     with signals.raise_on_signal(), ours:
@@ -104,7 +104,7 @@ def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoR
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for ours in ("runners", "specbench", "methods"):
         logging.getLogger(ours).setLevel(logging.INFO)
-    # A lock that a progress bar would make lies in a file, which nobody removes after `_exit`.
+    # A progress bar's default lock is a file, which `_exit` would leave behind.
     tqdm.set_lock(threading.RLock())
     answer: int | SpecBenchError
     try:

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What Hydra alone knows of a job; in a ``multirun`` ``output_dir`` is the jobs' root."""
+    """Hydra's own facts about a job; in a ``multirun`` ``output_dir`` is the jobs' root."""
 
     overrides: tuple[str, ...] = ()
     multirun: bool = False
@@ -57,8 +57,8 @@ class Invocation:
 def run_application(main: Callable[[], Any]) -> int:
     """Call a ``hydra.main`` function and return the process's exit code.
 
-    Nothing that a user can cause ends in a traceback: composition errors of Hydra and OmegaConf
-    are translated like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
+    No user error ends in a traceback: composition errors of Hydra and OmegaConf are translated
+    like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
     """
     replace_unprintable()
     verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -88,7 +88,7 @@ def run_job(cfg: DictConfig) -> int:
         SystemExit: the run was asked to stop.
     """
     hydra = HydraConfig.get()
-    # As typed: an interpolation in them is resolved where it stands, not here.
+    # As typed: an interpolation in them is resolved later, in its own node.
     overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     experiment = hydra.runtime.choices.get("experiment")
     invocation = Invocation(
@@ -111,7 +111,7 @@ def _logger(cfg: DictConfig) -> Any:
 
 
 def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
-    """Check everything that is cheap to check, measure what is missing, print the table.
+    """Run the cheap checks, measure what is missing, print the table.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives; the folder.
@@ -227,7 +227,7 @@ def entry_of(cfg: DictConfig) -> Entry:
 
 
 def _show_again(job: Job, runner: Runner) -> int:
-    """Show a finished run again, unless its questions or files are not what they were."""
+    """Show a finished run again, unless its prompts or files have changed."""
     manifest = RunManifest.read(job.folder)
     cases = runner.questions_at_hand(job.config)
     if cases is not None:
@@ -236,7 +236,7 @@ def _show_again(job: Job, runner: Runner) -> int:
     runner.show(job.folder, brief=job.swept)
     add_methods.show_added(job.folder)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", job.folder)
-    # What vouches for the files vouches for the code, too.
+    # The files are unchanged, so the exit code holds, too.
     return int(manifest.exit_code or 0)
 
 

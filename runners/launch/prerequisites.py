@@ -1,8 +1,8 @@
-"""What a replay reads, made first where an experiment asks for it: recorded answers, a surface.
+"""Make the inputs of a replay first if an experiment requests it: recorded outputs, a surface.
 
 ``runner.traces=record`` and ``runner.surface=measure`` (both: ``runner=replay_predicted``) make an
-experiment of replays a single command. Both results lie below ``runner.recordings``, where the jobs
-of a sweep, and other experiments with the same questions, find them.
+experiment of replays a single command. Both results go below ``runner.recordings``, where the jobs
+of a sweep, and other experiments with the same prompts, find them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def recording(cfg: DictConfig) -> DictConfig:
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
     plain = {"compare": [], "state_scope": "prompt", "repeats": 1, "shard": None, "fresh": False}
-    # No time of it counts, and a replay that keeps state from case to case needs this order.
+    # Its times do not count, and a replay that keeps state from case to case needs this order.
     for key, value in {**plain, "dataset.order": ORDERS[1]}.items():
         OmegaConf.update(job, key, value)
-    job.engine.eager_baseline = False  # a replay asks for no other times than the surface's
+    job.engine.eager_baseline = False  # a replay uses only the surface's times
     return job
 
 

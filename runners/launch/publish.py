@@ -1,6 +1,6 @@
-"""Copies of finished runs elsewhere, as the ``logger`` group says; none disturbs a measurement.
+"""Publish finished runs as the ``logger`` group says, without disturbing a measurement.
 
-They are made in a process of its own when a command's last job has ended.
+A separate process publishes them when a command's last job has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specbench.storage.jsonl import JsonObject
 
 
 def check(logger: Mapping[str, Any] | None) -> None:
-    """Refuse what could not be published, before anything is measured.
+    """Check that runs can be published, before anything is measured.
 
     Raises:
         ConfigurationError: wandb is missing.

@@ -37,7 +37,7 @@ def exit_on_signal() -> None:
 def raise_on_signal() -> Iterator[None]:
     """Raise `Stopped` inside, each time a stop signal arrives.
 
-    Elsewhere than in the main thread nothing changes.
+    Outside the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,8 +53,8 @@ def raise_on_signal() -> Iterator[None]:
 def raise_on_first_sigterm() -> None:
     """Raise `Stopped` on the first SIGTERM from now on, and ignore all other stop signals.
 
-    A terminal's signals reach parent and child: the parent asks the child once, so that nothing
-    disturbs what the child puts in order.
+    A terminal's signals reach parent and child: the parent signals the child once, so that no
+    second signal interrupts the child's cleanup.
     """
     received: list[int] = []
 
@@ -68,7 +68,7 @@ def raise_on_first_sigterm() -> None:
 
 
 def block_signals() -> None:
-    """Have stop signals wait, also in a process that is started; for good at a process's end."""
+    """Make stop signals wait, also in a started process; for good at a process's end."""
     if _CAN_WAIT:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -80,8 +80,8 @@ def unblock_signals() -> None:
 
 
 def print_stopped(signum: int) -> None:
-    """Write the one line of a run that was stopped."""
-    # A terminal that was closed takes no line.
+    """Write the one line of a stopped run."""
+    # A closed terminal accepts no line.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stderr.write(f"stopped by {signal.Signals(signum).name}\n")
         sys.stderr.flush()

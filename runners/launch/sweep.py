@@ -1,7 +1,7 @@
-"""The end of a sweep: one table over its jobs, its figures, what failed and how to go on.
+"""The end of a sweep: one table over its jobs, its figures, the failures and how to go on.
 
 A launcher may run jobs in other processes, on other machines: each leaves a file in a folder of the
-sweep's own, which is gone when the sweep has ended.
+sweep, which is removed when the sweep has ended.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from specbench.results import records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
-_files: list[Path] = []  # where a sweep's jobs leave their outcomes
-_single: list[JsonObject] = []  # the outcome of a job that is no part of a sweep
+_files: list[Path] = []  # outcome files of a sweep's jobs
+_single: list[JsonObject] = []  # the outcome of a job outside a sweep
 
 
 def _outcome_file(folder: str, number: int) -> Path:
@@ -42,9 +42,9 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         hydra = config.hydra
         folder = os.path.join(hydra.sweep.dir, hydra.sweep.subdir)
-        _files.append(_outcome_file(folder, 0))  # at least, should what follows raise
+        _files.append(_outcome_file(folder, 0))  # at least one, if the next lines raise
         typed = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
-        # As they were typed: what they refer to may be known to a job alone.
+        # As typed: only a job may be able to resolve their interpolations.
         typed += cast("list[str]", OmegaConf.to_container(hydra.overrides.task, resolve=False))
         running = GlobalHydra.instance()
         loader = running.config_loader() if running.is_initialized() else None
@@ -58,7 +58,7 @@ def save_outcome(
 ) -> None:
     """Save how a job ended for the process that must exit, which may be another one.
 
-    ``folder`` is None of a job that raised something, and ``error`` "" where nothing was raised.
+    ``folder`` is None if the job raised an error, and ``error`` is "" if it raised none.
     """
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     outcome: JsonObject = {"code": code, "typed": typed, "folder": folder and str(folder)}
@@ -73,7 +73,7 @@ def save_outcome(
 def outcomes(whole: bool = True) -> list[JsonObject]:
     """Return what `save_outcome` saved for this process's job, or for its sweep's jobs, in order.
 
-    Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
+    In a ``whole`` sweep, which came to its end, a job without an outcome file has failed.
     """
     ended = list(_single)
     for file in _files:
@@ -96,7 +96,7 @@ def remove_outcomes() -> None:
 
 
 def finish(ended: Sequence[JsonObject]) -> None:
-    """Print the table of all jobs, draw and write what belongs to it, and say what failed."""
+    """Print the table of all jobs, write its figures, and report the failures."""
     if len(ended) < 2:
         return
     typed = [job["typed"] for job in ended if job["typed"]]
@@ -131,7 +131,7 @@ def run_analysis(module: str, *arguments: str | Path) -> int:
     """Run ``python -m analysis.MODULE ARGUMENTS`` of this checkout; its exit code."""
     command = [sys.executable, "-m", f"analysis.{module}", *map(str, arguments)]
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    # A session of its own: a terminal's Ctrl-C reaches this process alone, which ends that one.
+    # A new session: a terminal's Ctrl-C reaches only this process, which ends the child.
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, check=False, start_new_session=True).returncode
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch, which a finished run does not need
 
 log = logging.getLogger(__name__)
 
-# Plain prose with a few repeats, so that drafters which look for repeats draft something.
+# Plain prose with a few repeats, so that drafters that look for repeats draft tokens.
 WARM_UP_TEXT = """\
 The harbour master keeps two books. In the first book he writes the name of every ship that
 enters the harbour, the hour at which it enters, and the depth of water below its keel. In the
@@ -43,7 +43,7 @@ wrong and a ship cannot. Then he corrects the books, signs both, and begins a ne
 
 @dataclass(slots=True)
 class Dialogue:
-    """What a label's next prompt in a block quotes, or why there is none (``broken``)."""
+    """The turns that a label's next prompt in a block quotes, or why it has none (``broken``)."""
 
     pairs: list[tuple[str, str]] = field(default_factory=list)
     broken: CaseFailed | None = None
@@ -51,14 +51,14 @@ class Dialogue:
 
 @dataclass(slots=True)
 class Turn:
-    """One label's turn of one block, on its way from the question to its record.
+    """One label's turn of one block, from the prompt to the record.
 
     Attributes:
-        record: what is known of it; its status is ``failed`` until it is finished.
+        record: its fields so far; its status is ``failed`` until it is finished.
         batch: number of its batch in the run.
         siblings: this turn and those of the labels that ran before in the block, by label.
         slot: its slot in the batch, where ``run`` may have its own drafter.
-        trace: its steps, where the engine tells them.
+        trace: its steps, if the engine reports them.
     """
 
     run: MethodRun
@@ -91,7 +91,7 @@ class Turn:
             depth=decoded.depth_per_step,
             committed=decoded.committed_per_step,
             sources=None if decoded.sources_per_step is None else [*decoded.sources_per_step],
-            step_s=list(step_s) if step_s else None,  # another loop may not tell them
+            step_s=list(step_s) if step_s else None,  # another loop may not report them
         )
         self.record = self.record.finished(
             decoded.output_ids,
@@ -104,10 +104,10 @@ class Turn:
 
 
 class OutputSource:
-    """What answers the turns of a run; times are taken within.
+    """Decodes the turns of a run and measures their times.
 
     Attributes:
-        during: where a turn that fails did so, for ``errors.jsonl``.
+        during: the stage in which a turn fails, for ``errors.jsonl``.
         refusals: errors of the warm-up that end the run.
     """
 
@@ -118,7 +118,7 @@ class OutputSource:
         self.job = job
 
     def warm_up(self, run: MethodRun) -> None:
-        """Decode something that is not measured."""
+        """Decode a text that is not measured."""
         raise NotImplementedError
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class OutputSource:
         return block.order(self.job.labels, self.job.config.seed)
 
     def begin_batch(self) -> None:
-        """Forget what was learnt from the blocks before and must not answer the next ones."""
+        """Forget what was learnt from earlier blocks and must not speed up the next ones."""
 
     def for_slot(self, run: MethodRun, slot: int) -> MethodRun:
         """Return the label's run for a slot of a batch, which may have its own drafter."""
@@ -137,11 +137,11 @@ class OutputSource:
         raise NotImplementedError
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        """Answer turns of one label that are asked at once; those with an ``error`` are not."""
+        """Decode turns of one label together, except those with an ``error``."""
         ask_each(turns, self.answer_one)
 
     def answer_one(self, turn: Turn) -> None:
-        """Decode a turn and complete its record; what is raised makes it a failed one."""
+        """Decode a turn and complete its record; an exception makes it a failed turn."""
         raise NotImplementedError
 
     def previous_answer(self, turn: Turn) -> str:
@@ -153,10 +153,10 @@ class OutputSource:
         return record.lossless
 
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
-        """Let a drafter that looks at more than tokens see a finished turn again, untimed."""
+        """Show a finished turn again to a drafter that reads more than tokens, untimed."""
 
     def recover(self, error: Exception, running: str, before: str) -> None:
-        """Give back what ``running`` left allocated, which raised ``error``; see `check_device`."""
+        """Free what ``running`` left allocated when it raised ``error``; see `check_device`."""
 
 
 def ask_each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
@@ -195,7 +195,7 @@ class BlockRunner:
     Attributes:
         runs: by label, in the order of the interleaving.
         done: the run's finished records; the list grows as the caller appends to it.
-        forced: whether records are to be marked as made after ``resume=force``.
+        forced: whether records are marked as made after ``resume=force``.
         started: whether an earlier start left records, of every label.
     """
 
@@ -206,16 +206,16 @@ class BlockRunner:
     forced: bool = False
     started: bool = False
     _repeat: int | None = None
-    _last: str = "nothing"  # what was answered last
+    _last: str = "nothing"  # the turn that was decoded last
 
     def warm_up(self, rounds: int) -> None:
-        """Have every label decode text that is never measured, then forget it all.
+        """Let every label decode text that is never measured, then forget it.
 
         Allocators, kernels and compiled code are then as the measured cases find them.
 
         Raises:
-            WarmUpFailed: labels cannot do even this. Where the run has records of them they are
-                asked all the same: what was measured counts, and so does every failure to come.
+            WarmUpFailed: labels failed it. If the run has records of them, they are measured all
+                the same: their measured turns count, and so does every later failure.
         """
         failed: dict[str, str] = {}
         for run in [run for _ in range(rounds) for run in self.runs.values()]:
@@ -236,10 +236,10 @@ class BlockRunner:
             run.forget()
 
     def run(self, batch: Sequence[CaseBlock], number: int = 0, attempt: int = 0) -> BlockResult:
-        """Measure blocks that are asked at once, and compare their outputs with the baseline's.
+        """Measure blocks that are decoded together; compare their outputs with the baseline's.
 
         Args:
-            batch: of one repeat; ``number``: which of the run it is.
+            batch: blocks of one repeat; ``number``: the batch's number in the run.
             attempt: how often the block was measured before. Above 0, its drafters start from the
                 state that they had before it.
         """
@@ -305,7 +305,7 @@ class BlockRunner:
         return self.source.begin(record)
 
     def _close(self, turn: Turn, result: BlockResult) -> None:
-        """Take an answered turn into the result, or what made it fail."""
+        """Add a decoded turn to the result, or its error."""
         record = turn.record
         where = f"{record.case_id}, turn {record.turn}, {record.label}"
         if turn.error is None:
@@ -324,7 +324,7 @@ class BlockRunner:
         self.source.recover(error, subject, self._last)
 
     def _extend_dialogue(self, turn: Turn) -> None:
-        """Give a label's dialogue the answer that its next turn is prompted with."""
+        """Add to a label's dialogue the output that its next prompt quotes."""
         dialogue = turn.dialogue
         if turn.record.turn + 1 < len(turn.block.case.turns) and dialogue.broken is None:
             try:
@@ -339,8 +339,8 @@ class BlockRunner:
     ) -> None:
         """Put the drafter into the state that the finished turns of its scope give.
 
-        Also after a failure, which may have left it half-way through a turn. Blocks from ``before``
-        on do not count, but the finished turns of that block in ``unwritten`` do.
+        This is also needed after a failure, which may have left it half-way through a turn. Blocks
+        from ``before`` on do not count, but the finished turns of that block in ``unwritten`` do.
         """
         run.forget()
         if run.scope != "run":
@@ -382,7 +382,7 @@ class BlockRunner:
                 self._add_failure(result, record, error, "audit", audit)
 
     def _check_prompt(self, record: CaseRecord, plain: CaseRecord) -> None:
-        """Refuse a label's prompt that is not the baseline's, where both quote the same answers."""
+        """Refuse a prompt that differs from the baseline's if both quote the same outputs."""
         quotes_alike = record.turn == 0 or self.job.config.dataset.dialogue == "ar"
         both_known = record.prompt_ids and plain.prompt_ids
         if quotes_alike and both_known and record.prompt_ids != plain.prompt_ids:

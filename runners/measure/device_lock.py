@@ -28,7 +28,7 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     indices = set(range(torch.cuda.device_count()))
     if device.type != "cuda" or model.device_map is None:
         others = [torch.device(d.device) for d in drafts if d.device and draft_weights(d, model)]
-        # A draft whose device is not there shares the target's.
+        # A draft whose device is missing shares the target's.
         indices &= {used.index or 0 for used in (device, *others) if used.type == "cuda"}
     gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
     return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
@@ -36,15 +36,15 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
 
 @contextlib.contextmanager
 def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[interference.Gpus | None]:
-    """Have the run's devices for oneself, as far as this project's timed jobs go.
+    """Keep this project's other timed jobs away from the run's devices.
 
-    A lock per machine and device in ``cache_dir``. Where another job holds it, this one waits:
-    so the jobs of a parallel launcher come one after the other on one device and side by side on
-    several. ``measure.exclusive=false`` takes no lock. ``drafts`` are its labels' draft models,
-    which may be on devices of their own.
+    It takes a lock per machine and device in ``cache_dir``. If another job holds it, this one
+    waits: so the jobs of a parallel launcher run one after the other on one device and in
+    parallel on several. ``measure.exclusive=false`` takes no lock. ``drafts`` are its labels'
+    draft models, which may be on other devices.
 
     Yields:
-        The GPUs in NVML, None where there are none or it cannot be asked.
+        The GPUs in NVML, None without GPUs or NVML.
 
     Raises:
         OutputRefused: ``cache_dir`` cannot be written.

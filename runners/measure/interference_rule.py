@@ -1,6 +1,6 @@
-"""Which cases something else on the machine disturbed, and which of them are measured again.
+"""Find the cases that other work on the machine disturbed, and choose those to measure again.
 
-A rule that judged a turn by its speed would favor what a method is fast at: only evidence from
+A rule that judged a turn by its speed would favor a method's fast turns: only evidence from
 outside the run counts (``measure.disturbed``; docs/metrics.md). CPU shares are judged by block,
 because one burst is a larger share of a short turn than of a long one: a limit for turns would flag
 fast methods and spare the baseline. A disturbed block is measured again, whole, after all others,

@@ -47,15 +47,15 @@ _WARM_UP_TOKENS = 16
 def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -> int:
     """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`.
 
-    ``load`` loads what the labels share; it is called only where something is missing. ``given`` as
-    in `build_method_runs`.
+    ``load`` loads what the labels share, only if records are missing. ``given``: see
+    `build_method_runs`.
     """
     if job.config.measure.pin and "OMP_PLACES" not in os.environ:
         raise ConfigurationError(
             "measure.pin=true: threads are pinned when their process starts, and this one runs "
             "already. Leave it out, or type the same on the command line of run.py."
         )
-    cuda_settings.fix()  # before the manifest says what is in force
+    cuda_settings.fix()  # before the manifest notes the settings in force
     for run in attempts(with_eager_baseline(job), given):
         with run:
             if run.incomplete:
@@ -66,8 +66,8 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
 def with_eager_baseline(job: Job) -> Job:
     """Add an eager ``ar`` to a job whose ``ar`` runs CUDA graphs.
 
-    A speedup over graphs alone cannot be held against papers' speedups, and one over eager passes
-    alone is partly the launches'. A folder that was begun keeps the labels it has.
+    A speedup over graphs alone cannot be compared with papers' speedups, and one over eager passes
+    alone is partly due to launches. A started folder keeps its labels.
     """
     config = job.config
     baselines = [entry for entry in job.entries if entry.name == BASELINE]
@@ -79,8 +79,8 @@ def with_eager_baseline(job: Job) -> Job:
         required = (
             config.engine.eager_baseline
             and config.engine.name in ("auto", "graph")
-            and not config.measure.phases  # no headline numbers come of it
-            and config.model.device_map is None  # spread, it has no graphs
+            and not config.measure.phases  # it gives no headline numbers
+            and config.model.device_map is None  # a spread model has no graphs
             and device_lock.names(job) != ["cpu"]
             and config.batch.size == 1  # batches have no graphs
         )
@@ -92,7 +92,7 @@ def with_eager_baseline(job: Job) -> Job:
 
 
 def _measure(load: Load, run: Measurement) -> None:
-    from runners.measure.session import Recorder  # torch, where something is left to measure
+    from runners.measure.session import Recorder  # torch, only if records are missing
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
@@ -109,7 +109,7 @@ def _measure(load: Load, run: Measurement) -> None:
         _name_busy_machine(watch.end(), measure.disturbed.others)
         check_subject(manifest, model)
         manifest.forced_resume |= check_passes(manifest, model, job.config.resume == "force")
-        # A GPU that others use gives each a part of its memory's speed, which would be no floor.
+        # On a shared GPU each process gets only a part of the memory's speed: no floor.
         measures_memory = measure.exclusive or model.device == "cpu"
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         if measures_memory:
@@ -127,7 +127,7 @@ def _measure(load: Load, run: Measurement) -> None:
         source = (EngineSource if size == 1 else BatchSource)(job, session, watch)
         source.prepare_warm_up(prompts)
         runner = run.runner(source)
-        session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
+        session.check_heads(runs, prompts[0])  # it makes caches, so graphs are captured after it
         runner.warm_up(measure.warmup)
         model.row_times = session.time_rows(prompts, job.config.seed)
         if job.greedy and job.baseline:
@@ -153,20 +153,20 @@ def _measure(load: Load, run: Measurement) -> None:
 
 
 def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
-    """Go on with what the run's first start measured: of labels, and of how passes read panels."""
+    """Reuse the first start's measurements of labels and of how passes read panels."""
     for method_run in runs:
         method_run.measured.update(earlier.measured.get(method_run.label, {}))
     if earlier.threads is None:
         return
     from specbench.kernels.prefetch import keep_distances
 
-    # The target's last: what it chose for a form holds for its drafts, too.
+    # The target comes last: its choice for a form holds for its drafts, too.
     for packed in (*(draft.packed for draft in earlier.drafts.values()), earlier.packed):
         keep_distances((packed or {}).get("ahead", {}), earlier.threads)
 
 
 def _name_busy_machine(loading: Interference, limit: float | None) -> None:
-    """Say before anything is timed that other programs take the CPU; seen while weights loaded."""
+    """Warn before the first timing that other programs took the CPU while weights loaded."""
     if loading.cpu_others and limit is not None and loading.cpu_others > limit:
         log.warning(
             "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Cases "
@@ -177,24 +177,24 @@ def _name_busy_machine(loading: Interference, limit: float | None) -> None:
 
 
 class EngineSource(OutputSource):
-    """Turns decoded by our own engine, one at a time; ``watch`` looks at the machine meanwhile."""
+    """Decodes turns by our own engine, one at a time, while ``watch`` monitors the machine."""
 
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
         super().__init__(job)
         self._session, self._watch = session, watch or SystemMonitor()
-        # Plain greedy answers that no measured run gives: computed once, untimed, kept in a file.
-        # A dialogue without a greedy baseline quotes them, and a method may ask for one early.
+        # Plain greedy outputs that no measured turn gives: computed once, untimed, kept in a file.
+        # A dialogue without a greedy baseline quotes them, and a method may need one early.
         self._plain_file = job.folder / records.DIALOGUE
         self._plain_outputs = {
             (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
             for line in jsonl.mend_jsonl(self._plain_file, answer_line)
         }
         self._lengths: list[int] = []
-        # By case and the answers that the prompt quotes.
+        # The keys are a case and the outputs that the prompt quotes.
         self._prompts: dict[tuple[Any, ...], IntArray] = {}
 
     def begin_batch(self) -> None:
-        """Keep the prompts of first turns, which other repeats ask again."""
+        """Keep the prompts of first turns, which other repeats decode again."""
         self._prompts = {key: ids for key, ids in self._prompts.items() if len(key) == 1}
 
     def begin(self, record: CaseRecord) -> CaseRecord:
@@ -215,7 +215,7 @@ class EngineSource(OutputSource):
         session, drafter = self._session, turn.run.drafter
         reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
         prompt = self._prompt(turn)
-        # What cannot be decoded is told by its length: a record is no place for a whole book.
+        # A prompt that is too long is recorded by its length alone: it may be a whole book.
         fits = len(prompt) < session.context_length
         ids = prompt.tolist() if fits else []
         turn.record = turn.record.replace(n_prompt=len(prompt), prompt_ids=ids)
@@ -286,7 +286,7 @@ class EngineSource(OutputSource):
             return Lossless(verdict="equal")
         reference = plain.output_ids
         if record.prompt_ids != plain.prompt_ids:
-            # A dialogue of its own that went elsewhere after a near tie.
+            # The label's own dialogue diverged after a near tie.
             prompt = np.asarray(record.prompt_ids, dtype=np.int64)
             reference = self._plain(record, prompt).tolist()
         return self._session.audit(record, reference)
@@ -301,9 +301,9 @@ class EngineSource(OutputSource):
         self._session.recover(error, running, before)
 
     def prepare_warm_up(self, prompts: Sequence[IntArray]) -> None:
-        """Choose from the prompts' lengths three at most to warm up at: they stand for all.
+        """Choose at most three representative prompt lengths for the warm-up.
 
-        Also makes room for what the audit will read, so that no buffer grows behind the warm-up.
+        Also makes room for the audit, so that no buffer grows after the warm-up.
         """
         case_ids = [case.case_id for case in self.job.cases]
         self._prompts = {(id,): ids for id, ids in zip(case_ids, prompts, strict=True)}
@@ -330,10 +330,10 @@ class EngineSource(OutputSource):
 
 
 class BatchSource(EngineSource):
-    """Turns decoded by our own engine in lock-step, a group of cases at a time.
+    """Decodes turns by our own engine in lock-step, a static batch of cases at a time.
 
-    Turns of dialogues are in lock-step, too: the first of all cases, then the second of those that
-    have one, which may be fewer. Outputs are held against plain decoding of each text alone.
+    Turns of dialogues are in lock-step, too: the first turn of all cases, then the second of those
+    that have one, which may be fewer. Outputs are compared with plain decoding of each sequence.
     """
 
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
@@ -354,13 +354,13 @@ class BatchSource(EngineSource):
 
         def ask(turn: Turn) -> None:
             request = self._request(turn)
-            # Here, so that a text for which there is no memory fails alone.
+            # Here, so that a sequence for which there is no memory is the only one to fail.
             self._session.make_room(len(request.prompt) + self._longest)
             requests.append(request)
 
         ask_each(turns, ask)
         asked_turns = [turn for turn in turns if turn.error is None]
-        for turn in turns:  # a group that one of its texts left is out of all comparisons
+        for turn in turns:  # a group with a failed sequence is excluded from comparisons
             turn.record = turn.record.replace(
                 batch=self.job.slot(turn.batch, turn.slot, len(asked_turns))
             )
@@ -371,7 +371,7 @@ class BatchSource(EngineSource):
             batch_result = self._session.decode_together(requests)
         except DiskError:
             raise
-        except Exception as error:  # of a pass, which is all texts' at once
+        except Exception as error:  # of a pass, which all sequences share
             for turn in asked_turns:
                 turn.error = error
             return

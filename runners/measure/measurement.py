@@ -42,7 +42,7 @@ _QUIET_S = 60.0  # but never silent for much longer than this
 
 
 def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[Measurement]:
-    """Yield the job's folder, held and opened, until what it lacks is measured.
+    """Yield the job's measurement, with its folder locked, until the folder is complete.
 
     The caller measures within ``with run``. A label that turns out not to work is left out with its
     reason, and the others are measured in the next attempt. ``given`` as in `build_method_runs`.
@@ -50,7 +50,7 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[M
     Raises:
         MethodCannotRun: a label that is not optional cannot work, or has records already.
         WarmUpFailed: no label is left.
-        OutputRefused: another process holds the folder, or it may not be gone on with.
+        OutputRefused: another process holds the folder, or it may not be resumed.
         RecordError: a file of the folder is damaged.
     """
     with folder.hold_folder(job.folder):
@@ -59,17 +59,17 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[M
         left_out = dict(RunManifest.read(job.folder).left_out or {}) if started else {}
         run = None
         while run is None or not run.finished:
-            gc.collect()  # what was loaded for the attempt before
+            gc.collect()  # what the previous attempt loaded
             run = Measurement(job, left_out, started, given)
             yield run
 
 
 class Measurement:
-    """A run's folder that this process holds: its methods, files, manifest and exit code.
+    """A run that this process measures: its locked folder, methods, files and exit code.
 
     Attributes:
         job: without the labels that are left out.
-        finished: whether nothing is left to measure, and all is written.
+        finished: whether all is measured and written.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Measurement:
                 self._leave_out(error)
         self.manifest = _open_manifest(self.job, self.runs, started)
         self.manifest.left_out = left_out or None
-        # Before any other file: a folder with records and no manifest is nobody's.
+        # Before any other file: without a manifest, a folder's records belong to no run.
         self.save_manifest()
         if not started:
             methods = {run.entry.name: type(run.drafter) for run in self.runs}
@@ -121,12 +121,12 @@ class Measurement:
 
     def _close_unfinished(self, error: BaseException) -> None:
         close(self.manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
-        # The reason why it could not be written is the error on its way up.
+        # The error that is being raised already explains why it could not be written.
         with contextlib.suppress(jsonl.DiskError):
             self.save_manifest()
 
     def _leave_out(self, error: MethodCannotRun | WarmUpFailed) -> None:
-        """Note what is left out of the next attempt, or raise what ends the run."""
+        """Leave labels out of the next attempt, or raise the error that ends the run."""
         if isinstance(error, WarmUpFailed):
             self._left_out |= error.reasons
             if not self.job.without(self._left_out).entries:
@@ -149,7 +149,7 @@ class Measurement:
 
     @property
     def incomplete(self) -> bool:
-        """Whether anything is to be measured, for the first time or again."""
+        """Whether blocks remain to be measured, for the first time or again."""
         return bool(self.files.pending or self._disturbed())
 
     def runner(self, source: OutputSource) -> BlockRunner:
@@ -161,10 +161,10 @@ class Measurement:
         self.manifest.write(self.job.folder)
 
     def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[BlockKey]]]:
-        """Yield the batches that lack records: number in the run, blocks, places that lack them.
+        """Yield the batches that lack records: number in the run, blocks, keys that lack them.
 
-        A batch is of one repeat. It is asked whole, so that what is missing is answered under the
-        load of the rest. The caller appends what it measured before it takes the next one.
+        A batch belongs to one repeat. It is decoded whole, so that the missing turns run under the
+        load of the rest. The caller appends its result before it takes the next batch.
 
         Args:
             at_once: blocks of a batch; groups of ``batch.size`` are formed all the same.
@@ -185,7 +185,7 @@ class Measurement:
                     progress.advance(f"{block.case.task} {block.case.case_id}")
 
     def reruns(self) -> Iterator[tuple[CaseBlock, int]]:
-        """Yield disturbed blocks with how often each was measured, while they may be so again.
+        """Yield disturbed blocks, with their numbers of attempts, while they may be measured again.
 
         The caller replaces a block's records before it takes the next one. At most
         ``measure.rerun_minutes`` pass.
@@ -234,9 +234,9 @@ def _open_manifest(job: Job, runs: Sequence[MethodRun], started: bool) -> RunMan
 
 
 class RunProgress:
-    """Counts finished blocks and says how long the rest will take. A context manager.
+    """Counts finished blocks and estimates the remaining time. A context manager.
 
-    ``done`` blocks an earlier start finished. Away from a terminal there are lines in the log.
+    An earlier start finished ``done`` blocks. Without a terminal it writes lines to the log.
     """
 
     def __init__(self, total: int, done: int = 0, out: TextIO | None = None) -> None:

@@ -48,8 +48,8 @@ class MethodRun:
     """One label of the run with its drafter.
 
     Attributes:
-        measured: what the drafter measured in ``setup``, or an earlier start of the run did.
-        draft: its draft model, and what the manifest says of it.
+        measured: what the drafter measured in ``setup``, or in an earlier start of the run.
+        draft: its draft model and the manifest's entry for it.
         last: the turn that the drafter saw last; None after a reset.
     """
 
@@ -100,9 +100,9 @@ class MethodRun:
 
 
 def build_method_runs(job: Job, drafters: Mapping[str, Drafter] | None = None) -> list[MethodRun]:
-    """Instantiate every entry's drafter and check what it needs against the run.
+    """Instantiate every entry's drafter and check its needs against the run.
 
-    ``given``: drafters by label that the caller made; only what they need is checked.
+    ``drafters``: drafters by label that the caller made; only their needs are checked.
 
     Raises:
         MethodCannotRun: a method cannot work in this run; says what to change.
@@ -131,7 +131,7 @@ def make_drafter(entry: Entry) -> Drafter:
 
     Raises:
         ConfigurationError: a knob is out of range, or the class is not a drafter.
-        NeedsNotMet: its knobs ask for more memory than there is.
+        NeedsNotMet: its knobs need more memory than there is.
     """
     if not issubclass(hydra.utils.get_class(entry.method["_target_"]), Drafter):
         raise ConfigurationError(
@@ -225,7 +225,7 @@ def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
     """Find the folders of a label's heads by name; download those that only the hub has.
 
     Raises:
-        WeightsNotFound: one is not to be had.
+        WeightsNotFound: a head's weights are not available.
     """
     names, paths = run.drafter.needs.heads, run.entry.heads
     folders = {n: head_folder.find(n, paths, config.model, fetch=True) for n in names}
@@ -244,7 +244,7 @@ def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, ArtifactInf
 
 
 def feed(drafter: Drafter, record: CaseRecord, seen: IntArray) -> None:
-    """Let a drafter see a recorded turn step by step, as if it had drafted nothing."""
+    """Show a drafter a recorded turn step by step, as if it had drafted nothing."""
     output = np.asarray(record.output_ids, dtype=np.int64)
     state = DecodeState(np.asarray(record.prompt_ids, dtype=np.int64), len(output), seen=seen)
     state.commit(output[:1])

@@ -1,8 +1,8 @@
-"""What a target pass costs by its number of rows: the price at which tokens are accepted.
+"""Time target passes by their number of rows: the verification cost of a draft.
 
-A drafting method's speedup is at most its MAT over the price of its passes, in passes of one row.
-Ids are random: the time of a dense model's pass does not depend on them. One time is the pass, the
-verdict with its copy to the host, and the cache's work: all of a step but the drafter.
+A drafting method's speedup is at most its MAT over its verification cost in passes of one row.
+Ids are random: the time of a dense model's pass does not depend on them. One time covers the pass,
+the verdict with its copy to the host, and the cache's work: a whole step without the drafter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from specbench.models.target import Target
 from specbench.results.manifest import ROWS, RowTimes
 
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
-_FEW = 4  # rows up to which most methods' passes are
+_FEW = 4  # rows of most methods' passes, at most
 _ROUNDS_OF_FEW = (15, 60)  # at least and at most
 _ROUNDS = (6, 15)  # of more rows: an interval takes six
-_ENOUGH_S = 1.0  # of passes, from which no further round begins
-_FEWEST = 3  # rounds, where passes take so long that these use up
-_LONGEST_S = 20.0  # a price then has no interval
+_ENOUGH_S = 1.0  # of passes, after which no further round begins
+_FEWEST = 3  # rounds, once these took `_LONGEST_S`
+_LONGEST_S = 20.0  # a cost then has no interval
 _OUTSIDE = 0.025  # chance that the true median lies beyond an end of its interval
 
 
@@ -73,12 +73,12 @@ def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTime
     """Measure median seconds of passes by rows after ``prompt [n]``, and their verification costs.
 
     Rounds of few rows come first, and one of 64 leaves none of them out. Each round visits its
-    numbers of rows in a new order, one row among them: a price is a ratio within a round, which a
+    numbers of rows in a new order, one row among them: a cost is a ratio within a round, which a
     busy moment that lasts longer than a round does not change.
 
     Args:
-        most: rows that the model's context has room for. Captured passes are no larger than the
-            run's methods need them, either.
+        most: rows that the model's context has room for. Captured passes are also limited to the
+            size that the run's methods need.
     """
     rng = np.random.default_rng(seed)
     if not isinstance(target, GraphTarget):
@@ -127,8 +127,8 @@ def _rounds(
 def median_with_ends(values: Sequence[float]) -> list[float]:
     """Return the median and, from six values on, the ends of its 95 % interval.
 
-    The interval lies between two of the values, whatever they are drawn from. Of fewer than six not
-    even the least and the largest are far enough apart, so there are no ends.
+    The interval lies between two of the values, whatever their distribution. With fewer than six,
+    even the smallest and the largest are too close together, so there are no ends.
     """
     ordered, n = sorted(values), len(values)
     outside, beyond = 0, 1

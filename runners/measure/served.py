@@ -1,4 +1,4 @@
-"""Turns that servers answer: batches of blocks, all labels of a batch interleaved."""
+"""Measure turns on servers: batches of blocks, all labels of a batch interleaved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WARM_UP_TOKENS = 8
 
 
 def run_served(job: Job) -> int:
-    """Ask what is missing in the job's folder and close it, as `runners.runner.Runner.run`."""
+    """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`."""
     for run in attempts(job):
         with run:
             if run.incomplete:
@@ -60,7 +60,7 @@ def _measure(run: Measurement) -> None:
             runner.warm_up(job.config.measure.warmup)
             for number, batch, missing in run.pending(servers.concurrency):
                 run.files.append(runner.run(batch, number).select(missing))
-            if servers.concurrency == 1:  # several are answered anew together or not at all
+            if servers.concurrency == 1:  # a batch is measured again whole or not at all
                 for block, attempt in run.reruns():
                     run.files.replace(runner.run([block], block.stream_index, attempt))
     finally:
@@ -77,7 +77,7 @@ def _gguf(job: Job) -> Path | None:
 
 
 class ServedSource(OutputSource):
-    """Turns asked over HTTP, a batch at once; ``done``: the run's records so far."""
+    """Sends turns over HTTP, a batch at a time; ``done``: the run's records so far."""
 
     refusals = (ConfigurationError,)
 
@@ -87,7 +87,7 @@ class ServedSource(OutputSource):
         self._counted: dict[tuple[object, ...], CaseRecord] = {}
         for record in done:
             if record.status != "failed":
-                with contextlib.suppress(CaseFailed):  # it is in the files as it is
+                with contextlib.suppress(CaseFailed):  # it is in the files already
                     self._check_counts(record)
         self._watch = SystemMonitor(helpers=lambda: servers.pids)
 
@@ -107,7 +107,7 @@ class ServedSource(OutputSource):
         self._servers.forget()
 
     def warm_up(self, run: MethodRun) -> None:
-        """Ask about a text that is never measured, and refuse a baseline's server that drafts."""
+        """Send a prompt that is never measured, and refuse a baseline's server that drafts."""
         request = Request([{"role": "user", "content": WARM_UP_TEXT}], 0)
         self._servers.send(run.label, [request], longest=_WARM_UP_TOKENS)
         if getattr(request.error, "kind", "") == NOT_PLAIN:
@@ -123,7 +123,7 @@ class ServedSource(OutputSource):
         seconds = self._servers.send(label, [request for _, request in requests])
         around = self._watch.end()
         if not self._servers.local or not self._servers.pids:
-            # Whose CPU time a server takes that was not started here, nobody can tell.
+            # The CPU time of a server that was not started here cannot be attributed.
             around = replace(around, cpu_others=None)
         finished = []
         for turn, request in requests:
@@ -132,7 +132,7 @@ class ServedSource(OutputSource):
                 finished.append(turn)
             except CaseFailed as error:
                 turn.error = error
-        # Without all tokens a batch's time says nothing.
+        # Without all tokens a batch's time is meaningless.
         if len(finished) < len(turns):
             seconds = None
         for turn in finished:
@@ -181,11 +181,11 @@ class ServedSource(OutputSource):
         return record
 
     def _check_counts(self, record: CaseRecord) -> None:
-        """Refuse another count than an equal text had before, also in an earlier start."""
+        """Refuse a count that differs from an equal text's earlier one, also across starts."""
         assert record.served is not None
         where = (record.engine, record.numerics, record.case_id, record.turn)
         counts = [("a text", record.served.text, "n_new")]
-        if record.turn == 0:  # later ones quote answers
+        if record.turn == 0:  # later turns quote outputs
             counts.append(("a prompt", "", "n_prompt"))
         for subject, text, name in counts:
             first = self._counted.setdefault((*where, subject, text), record)
@@ -200,7 +200,7 @@ class ServedSource(OutputSource):
     def previous_answer(self, turn: Turn) -> str:
         shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
         served = require_ok(turn.siblings[shared or turn.run.label].record).served
-        assert served is not None  # it was answered
+        assert served is not None  # the turn did not fail
         return without_reasoning(served.text[served.n_thought :])
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:

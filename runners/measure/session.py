@@ -1,4 +1,4 @@
-"""What all labels of a run share: model, tokenizer, template, engines."""
+"""The objects that all labels of a run share: model, tokenizer, template, engines."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ from specbench.system import bandwidth
 log = logging.getLogger(__name__)
 
 _TAG_TOKENS = 16  # at most, of a tag at a prompt's end with what follows it
-_GUESSED = 64  # tokens of the target's answer that heads are to guess when they are checked
-# An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
+_GUESSED = 64  # tokens of the target's output that heads predict when they are checked
+# An output is tokenised again in the next turn's prompt, and may then be longer.
 _RETOKENISED = 1.25
-_ANSWER = "yes"  # stands for one that is not there yet: some templates refuse an empty one
+_ANSWER = "yes"  # placeholder for a later output: some templates refuse an empty one
 
 
 class Session:
@@ -166,7 +166,7 @@ class Session:
             )
             with as_method_cannot_run(run.entry), as_needs_not_met(run.entry):
                 run.drafter.setup(context)
-            # Behind `setup`: a head's own configuration may say which states it reads.
+            # After `setup`: a head's own configuration may name the states it reads.
             if layers := run.drafter.needs.hidden_layers:
                 target.hidden_states.check(layers, f"method={run.label}")
                 if isinstance(target, GraphTarget):
@@ -178,12 +178,12 @@ class Session:
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and answer can have together."""
+        """Most tokens of a prompt and its output together."""
         return self._model.context_length
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the model has embeddings of."""
+        """Number of ids that the model has embeddings of."""
         return self._target.vocab_size
 
     def describe(self) -> ModelInfo:
@@ -248,9 +248,9 @@ class Session:
         return [prompt.clip(max=self.vocab_size - 1) for prompt in prompts]
 
     def note_passes(self, described: ModelInfo) -> None:
-        """Bring what ``described`` (of ``describe``) says of passes up to date.
+        """Update what ``described`` (from ``describe``) says of passes.
 
-        Shapes that nobody foresaw run in the middle of a run, and some of them eagerly.
+        Unforeseen shapes may occur in the middle of a run, some of them eagerly.
         """
         described.passes = self._target.describe()
         for run in self._runs:
@@ -284,9 +284,9 @@ class Session:
     def retokenized(self, output_ids: Sequence[int]) -> int:
         """Count tokens as Spec-Bench's ``speed.py`` does in a baseline's output.
 
-        Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
+        It counts the text that its ``eval.py`` writes, less one for its models' BOS token.
         """
-        # An answer of an end token alone has no text and, where no BOS is added, no id.
+        # An output of only an end token has no text and, if no BOS is added, no id.
         return max(0, len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1)
 
     def decode(
@@ -324,7 +324,7 @@ class Session:
         }
 
     def reset(self, drafter: Drafter) -> float:
-        """Empty a drafter and return the seconds it took, which belong to the turn that follows."""
+        """Reset a drafter and return the seconds it took, which count for the turn that follows."""
         start = time.perf_counter()
         drafter.reset()
         synchronize(self._target.device)
@@ -338,7 +338,7 @@ class Session:
         return np.asarray(result.output_ids, dtype=np.int64)
 
     def reserve_audit(self, prompts: Sequence[IntArray]) -> None:
-        """Make room for what `calibrate_audit` reads: buffers that grow are captured anew."""
+        """Make room for `calibrate_audit`: graphs of growing buffers are captured again."""
         if self._tolerance is None:
             chosen = chosen_prompts(prompts, self.context_length)
             self.make_room(max(map(len, chosen)) + TOKENS)
@@ -349,7 +349,7 @@ class Session:
         """Measure how far from the maximum a near tie may be, for `audit`; untimed.
 
         Args:
-            prompts: of the run; a few are read. ``earlier``: what its first start found, which
+            prompts: of the run; a few are read. ``earlier``: the run's first calibration, which
                 holds for all of its records.
         """
         if earlier is not None:
@@ -385,9 +385,9 @@ class Session:
         return states.states_along(self._target, prompt, output, layers)
 
     def check_heads(self, runs: Sequence[MethodRun], prompt: IntArray) -> None:
-        """Warn of heads that were trained on other layers than they read; untimed.
+        """Warn of heads that read other layers than they were trained on; untimed.
 
-        ``prompt``: the target's plain answer to it is the text that they are to guess.
+        ``prompt``: they predict the target's plain output for it.
         """
         heads = [head for run in runs for head in heads_of(run.drafter)]
         several = [head for head in heads if head.layers != (AFTER_FINAL_NORM,)]
@@ -398,12 +398,12 @@ class Session:
         layers = tuple(range(self._target.n_layers + 1))
         states = self.states_along(prompt, answer, layers)
         text = np.concatenate([prompt, answer])[:-1]
-        if len(text) > 2:  # a head guesses from the third token on
+        if len(text) > 2:  # a head predicts from the third token on
             for head in several:
                 head.check_layers(text, [states[layer] for layer in layers])
 
     def recover(self, error: Exception, running: str, before: str) -> None:
-        """Give back what a failed case left; arguments and what it raises as `check_device`."""
+        """Free what a failed case left; arguments and exceptions are those of `check_device`."""
         devices = [weight.device for weight in self._model.model.parameters()]
         devices += [draft.device for draft in self._drafts]
         for device in dict.fromkeys(devices):
@@ -419,7 +419,7 @@ class Session:
     def _memory_of(self, run: MethodRun) -> dict[str, int]:
         """Compute the bytes of weights and cache, by model, that a label needs on its own.
 
-        Labels of a run share models and buffers, so no meter could tell them apart.
+        Labels of a run share models and buffers, so no meter can separate them.
         """
         needs = run.drafter.needs
         rows = (self._max_len + needs.max_nodes + 1) * needs.batch
@@ -430,7 +430,7 @@ class Session:
         return sizes
 
     def make_room(self, tokens: int) -> None:
-        """Grow the engine's buffers where a text may be longer than foreseen; untimed."""
+        """Grow the engine's buffers if a sequence may be longer than foreseen; untimed."""
         tokens = min(tokens, self.context_length)
         if tokens <= self._max_len:
             return
@@ -469,12 +469,12 @@ def make_session(
     """Make what all labels of a run share.
 
     The methods' needs decide which artifacts are resolved (before ``load`` loads weights) and how
-    large the engine's buffers are. ``more_drafts`` will be loaded later and are checked beforehand.
+    large the engine's buffers are. ``more_drafts`` are checked here and loaded later.
 
     Raises:
         NeedsNotMet: an artifact is missing and cannot be built here, or a draft model has another
             tokenizer.
-        WeightsNotFound: the model's weights are not to be had.
+        WeightsNotFound: the model's weights are not available.
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config, budget = job.config, job.config.batch.budget
@@ -604,7 +604,7 @@ def make_target(
 ) -> Target:
     """Make the target of the ``engine`` group: graphs on one CUDA device, or eager passes.
 
-    With ``drafts`` it is a draft model's; ``layouts`` are those of batches that are captured.
+    With ``drafts`` it is a draft model's target; ``layouts`` are the batch layouts to capture.
     """
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
@@ -638,7 +638,7 @@ def make_target(
 
 
 class Recorder:
-    """Writes the hidden states along plain decoding, behind each block; untimed.
+    """Writes the hidden states along plain decoding after each block; untimed.
 
     Raises:
         ConfigurationError: there is no plain greedy output to record along, or the model has no
@@ -669,7 +669,7 @@ class Recorder:
         )
 
     def record(self, finished: Sequence[CaseRecord]) -> None:
-        """Record each finished turn of the baseline; a block that is redone writes it again."""
+        """Record each finished turn of the baseline; a repeated block overwrites it."""
         for record in finished:
             if record.label != self._job.baseline or record.status == "failed" or record.repeat:
                 continue

@@ -1,4 +1,4 @@
-"""The output folder: whose it is, who may write, and what of it is already done."""
+"""The output folder: its owner, its lock, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
-# A job that waits for a device looks so seldom in order not to disturb the one that measures.
+# A job that waits for a device polls rarely in order not to disturb the one that measures.
 _LOOK_EVERY_S = 1.0
 
 
@@ -124,7 +124,7 @@ def hold_folder(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file, beside which lies who holds it.
+    """Hold a lock file; a file next to it names the holder.
 
     Raises:
         LockHeld: another process holds it, and this one is not to ``wait``.

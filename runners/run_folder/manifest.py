@@ -1,4 +1,4 @@
-"""The manifest of a run folder, and whether a run may be resumed where it is now."""
+"""The manifest of a run folder, and the checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specbench.system.hardware import Machine
 log = logging.getLogger(__name__)
 
 _SHOWN = 12  # lines of what differs
-# What a manifest says of its job alone: a resumed run says it anew.
+# Fields of the job alone, which a resumed run overwrites.
 JOB_FIELDS = ("config", "identity", "labels", "baseline", "seed", "n_cases")
 
 
@@ -109,7 +109,7 @@ def _forced(then: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> boo
 
 
 def check_questions(old: RunManifest, config: RunConfig, now: Iterable[Case], path: Path) -> None:
-    """Refuse a folder, ``path``, whose questions have changed under the same name.
+    """Refuse a folder, ``path``, whose prompts have changed under the same name.
 
     Raises:
         OutputRefused: names the questions; there is no forcing this.
@@ -131,7 +131,7 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
     Raises:
         OutputRefused: names what differs; there is no forcing this.
     """
-    # A run that was killed before its model was loaded has nothing to say about it.
+    # A run that was killed before its model was loaded has no model info.
     differing = "\n".join(config_diff(_subject(old.model or model), _subject(model)))
     if differing:
         raise OutputRefused(
@@ -141,7 +141,7 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
 
 
 def check_prompts(job: Job, done: Iterable[CaseRecord], prompts: Sequence[IntArray]) -> None:
-    """Refuse to go on where a case's prompt is rendered otherwise than in the run's records.
+    """Refuse to go on if a case's prompt is rendered differently than in the run's records.
 
     Args:
         prompts: ``[n_prompt]`` ids of the first turns of ``job.cases``, as rendered now.

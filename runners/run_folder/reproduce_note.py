@@ -1,4 +1,4 @@
-"""What a new run leaves about how to repeat it, and the code that no commit holds."""
+"""Write how to repeat a run, and the code that no commit holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command_line(folder: Path, manifest: RunManifest) -> str:
     """Write the command that repeats a run into its folder, with its number of threads."""
     overrides = list(manifest.overrides)
     added = any(word.startswith("add=") for word in overrides)
-    if manifest.swept and not added:  # what was typed is the folder of all jobs
+    if manifest.swept and not added:  # the typed output_dir is the folder of all jobs
         overrides = [word for word in overrides if not word.startswith("output_dir=")]
         overrides.append(f"output_dir={folder}")
     threads = [f"{name}={os.environ[name]}" for name in _THREADS if name in os.environ]
@@ -47,10 +47,10 @@ def _repeat_text(line: str, manifest: RunManifest) -> str:
 def write_reproduce_note(
     folder: Path, manifest: RunManifest, methods: Mapping[str, type], *, typed: bool = True
 ) -> None:
-    """Write ``repeat.md``, and what of the code was uncommitted.
+    """Write ``repeat.md`` and the uncommitted code.
 
     Args:
-        methods: their classes by name. A file, or a package with all its modules, is copied where
+        methods: their classes by name. A file, or a package with all its modules, is copied if
             the project's repository does not hold it.
         typed: whether a command line made the run.
 
@@ -69,7 +69,7 @@ def write_reproduce_note(
             if manifest.git and file.is_relative_to(PROJECT):
                 continue
             copies = {file: folder / SOURCES / f"{name}.py"}
-            if file.name == "__init__.py":  # with modules beside it
+            if file.name == "__init__.py":  # with the package's modules
                 package_folder = folder / SOURCES / name
                 copies = {
                     part: package_folder / part.relative_to(file.parent)

@@ -1,8 +1,8 @@
-"""The growing files of a run: what a resumed run still has to do, and how a block is added.
+"""The growing files of a run: which blocks a resumed run lacks, and how a block is added.
 
-The interleaved block, all labels of one case in one repeat, is the unit: one that was cut off is
-dropped and measured again whole, so that pairs stay paired. So is a group of cases that are decoded
-in lock-step.
+The interleaved block, all labels of one case in one repeat, is the unit: an incomplete
+block is dropped and measured again whole, so that pairs stay paired. So is a group of cases in
+lock-step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BlockKey = tuple[int, str]
 
 @dataclass(slots=True)
 class BlockResult:
-    """What blocks leave: records, lines for ``errors.jsonl``, step traces."""
+    """The results of blocks: records, lines for ``errors.jsonl``, step traces."""
 
     records: list[CaseRecord] = field(default_factory=list)
     errors: list[ErrorLine] = field(default_factory=list)
@@ -85,7 +85,7 @@ class ResultFiles:
         self.redone = self._keep(self._complete(), truncated)
         self.superseded = self._keep_superseded()
         for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
-            jsonl.append_jsonl(self._folder / name, [])  # there even where nothing is to be said
+            jsonl.append_jsonl(self._folder / name, [])  # they exist even if empty
 
     @property
     def pending(self) -> list[CaseBlock]:
@@ -111,18 +111,18 @@ class ResultFiles:
         complete = {block.key for block in self._job.blocks()}
         complete -= {block.key for block in self.pending}
         for record in self.done:
-            # Servers say at most what each step committed, and that is in the record.
+            # Servers report at most the tokens per step, which are in the record.
             ours = record.engine == records.OWN_ENGINE
             if ours and steps.get(record.key, []) != record.committed_per_step:
                 complete.discard((record.repeat, record.case_id))
-        if self._job.config.batch.size > 1:  # a group's times are of one measurement
+        if self._job.config.batch.size > 1:  # a group's times come from one measurement
             for group in self._job.groups(self._job.config.batch.size):
                 keys = {block.key for block in group}
                 complete -= set() if keys <= complete else keys
         return complete
 
     def _keep(self, complete: set[BlockKey], truncated: bool) -> int:
-        """Drop from all files what is of no complete block; how many blocks were begun in vain."""
+        """Drop incomplete blocks from all files; return their number."""
         started = {(record.repeat, record.case_id) for record in self.done}
         redone = max(len(started - complete), int(truncated))
         if redone:
@@ -146,10 +146,10 @@ class ResultFiles:
         return redone
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
-        """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
+        """Drop lines of ``disturbed.jsonl`` from a process that was killed after copying them."""
         copied, truncated = self._read(records.DISTURBED)
         present = {(r.repeat, r.case_id): r.attempt for r in self.done}
-        # Of a block that is measured anew, nothing was superseded.
+        # A block that is measured from the start has superseded none.
         keep = [r for r in copied if r.attempt < present.get((r.repeat, r.case_id), 0)]
         if truncated or len(keep) < len(copied):
             path = self._folder / records.DISTURBED
@@ -164,7 +164,7 @@ class ResultFiles:
         self.done.extend(block.records)
 
     def replace(self, block: BlockResult) -> None:
-        """Put a new measurement of a block in the old one's place.
+        """Replace the measurement of a block.
 
         The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
         that a process killed in between leaves the old measurement.
@@ -178,7 +178,7 @@ class ResultFiles:
             keep = [line for line in lines if (line["repeat"], line["case_id"]) != key]
             jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])
         at = self.done.index(old[0])
-        # In the old place, so that what learns over a run is fed in the same order ever after.
+        # At the old position, so that drafters that learn over a run see the same order later.
         self._rewrite([*self.done[:at], *block.records, *self.done[at + len(old) :]])
         self.superseded |= {(*key, record.attempt) for record in old}
 
