@@ -8,10 +8,10 @@ from tests.small_run import run_here
 
 @pytest.mark.parametrize("text", ["a/b", "..", ".", "", "../../x", 'a\\b:c*?"<>|\n', "é" * 300])
 def test_a_name_is_one_part_of_a_path_whatever_the_text(tmp_path, text):
-    made = tmp_path / file_name(text)
-    made.touch(exist_ok=False)
-    assert [*tmp_path.iterdir()] == [made]
-    assert not set(made.name) & set('/\\:*?"<>|\n')
+    file = tmp_path / file_name(text)
+    file.touch(exist_ok=False)
+    assert [*tmp_path.iterdir()] == [file]
+    assert not set(file.name) & set('/\\:*?"<>|\n')
 
 
 def test_a_run_s_folder_has_its_label_whole(small, tmp_path):

@@ -13,11 +13,11 @@ TEXT = "the cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat
 
 @pytest.fixture
 def tokenizer(monkeypatch, tmp_path):
-    made = WordTokenizer()
-    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: made)
+    word_tokenizer = WordTokenizer()
+    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: word_tokenizer)
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "words")
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    return made
+    return word_tokenizer
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):
     with pytest.raises(NeedsNotMet) as caught:
         resolve.resolve(needed, **look)
     # The command of the message is the one that helps.
-    words = str(caught.value).partition("build_artifact.py frozen_table --model MODEL")[2].split()
-    assert script.main(arguments(corpus, *words)) == 0
+    options = str(caught.value).partition("build_artifact.py frozen_table --model MODEL")[2].split()
+    assert script.main(arguments(corpus, *options)) == 0
     assert resolve.resolve(needed, **look)["frozen_table"].is_file()
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         (["--sample", "0"], "--sample"),
         (["--follower-len", "0"], "--follower-len"),
@@ -67,11 +67,11 @@ def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):
     ],
 )
 def test_bad_arguments_exit_with_2_and_leave_nothing(
-    tokenizer, corpus, tmp_path, capsys, more, words
+    tokenizer, corpus, tmp_path, capsys, more, message
 ):
     out = tmp_path / "out" / "table.bin"
     assert script.main(arguments(corpus, "--out", str(out), *more)) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
@@ -110,10 +110,10 @@ def test_one_reading_of_the_documentation_serves_all_lengths(tokenizer, tmp_path
     lengths = [(leader, follower) for leader in (1, 2, 3) for follower in (1, 2, 4)]
     for leader_len, follower_len in lengths:
         method = Cacheback(leader_len=leader_len, follower_len=follower_len, **room)
-        found = resolve.resolve(
+        files = resolve.resolve(
             method.needs.artifacts, tokenizer=tokenizer, bundled=True, cache_dir=tmp_path
         )
-        table = FrozenTable.open(found["frozen_table"], "words")
+        table = FrozenTable.open(files["frozen_table"], "words")
         corpus = corpora.Corpus({"name": "toy"}, corpora.tokenized(texts, tokenizer))
         params = method.needs.artifacts[0].params
         frozen_table.build(tokenizer, tmp_path / "plain.bin", corpus=corpus, **params)

@@ -103,9 +103,9 @@ def test_a_failed_build_leaves_no_file_and_is_tried_again(tmp_path, builder):
 
 
 def test_two_at_once_build_one(tmp_path, builder):
-    found = []
+    files = []
     threads = [
-        threading.Thread(target=lambda: found.append(resolve(tmp_path, artifact(n=3))["toy"]))
+        threading.Thread(target=lambda: files.append(resolve(tmp_path, artifact(n=3))["toy"]))
         for _ in range(4)
     ]
     for thread in threads:
@@ -113,7 +113,7 @@ def test_two_at_once_build_one(tmp_path, builder):
     for thread in threads:
         thread.join()
     assert len(builder.calls) == 1
-    assert [path.read_text() for path in found] == ["done"] * 4
+    assert [path.read_text() for path in files] == ["done"] * 4
 
 
 def test_a_file_that_another_process_builds_is_refused(tmp_path):

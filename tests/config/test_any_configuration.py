@@ -48,17 +48,17 @@ def composed(method: str) -> DictConfig:
 @cache
 def keys(method: str) -> list[str]:
     """Every key of a run with the method, groups included."""
-    found = []
+    names = []
 
     def walk(node: DictConfig, prefix: str) -> None:
         for key in node:
-            found.append(f"{prefix}{key}")
+            names.append(f"{prefix}{key}")
             value = None if OmegaConf.is_missing(node, key) else node[key]
             if isinstance(value, DictConfig):
                 walk(value, f"{prefix}{key}.")
 
     walk(composed(method), "")
-    return found
+    return names
 
 
 def usable(cfg: DictConfig) -> bool:
@@ -93,8 +93,8 @@ def test_values_anywhere_are_taken_or_refused(data):
         assert isinstance(error.__cause__, ConfigurationError)
         event("refused by the method")
     except Exception as error:
-        known = translate_hydra_error(error)
-        assert known is not None and known.exit_code == 2
+        translated = translate_hydra_error(error)
+        assert translated is not None and translated.exit_code == 2
         event("refused")
 
 
@@ -146,7 +146,7 @@ def test_files_of_questions_are_read_or_refused_with_their_line(lines, tmp_path)
     values = {"name": "own", "path": str(path), "columns": columns, "order": "interleaved"}
     dataset = OmegaConf.to_object(OmegaConf.merge(DatasetConfig, values))
     try:
-        found = load_cases(dataset)
+        cases = load_cases(dataset)
     except DatasetError as error:
         assert error.exit_code == 2
         if "has no questions" in str(error):
@@ -157,7 +157,7 @@ def test_files_of_questions_are_read_or_refused_with_their_line(lines, tmp_path)
             event("refused")
         return
     event("read")
-    for case in found:
+    for case in cases:
         assert all(turn.strip() for turn in case.turns)
         written = [case.case_id, case.category, *case.turns]
         json.dumps(written, ensure_ascii=False).encode()

@@ -54,11 +54,11 @@ def together():
     options = {group: option_names(group) for group in groups}
     options["model"].remove("local")  # names no weights: see the tests of models of one's own
     pairs, methods = option_names("pair"), option_names("method")
-    own = {p: m for p in pairs for m in methods if p.startswith(f"{m}_")}  # whose knobs it has
-    others = iter([method for method in methods if method not in own.values()])
+    method_of = {p: m for p in pairs for m in methods if p.startswith(f"{m}_")}
+    others = iter([method for method in methods if method not in method_of.values()])
     options["server"] = [None] * len(options["runner"]) + options["server"]
     options["pair"] = pairs
-    options["method"] = [own.get(pair) or next(others, None) for pair in pairs] + [*others]
+    options["method"] = [method_of.get(pair) or next(others, None) for pair in pairs] + [*others]
     rows = []
     for row in itertools.zip_longest(*options.values()):
         chosen = {group: name for group, name in zip(options, row, strict=True) if name}
@@ -99,9 +99,9 @@ def test_every_experiment_composes_in_the_paper_s_size(name):
     assert paper.generation.max_new_tokens >= 512
     assert paper.generation.max_new_tokens > small.generation.max_new_tokens
     assert paper.dataset.limit is None or paper.dataset.limit >= 50
-    made(paper.method)
+    check_instantiates(paper.method)
     for entry in paper.compare:
-        made(compose_entry(paper, entry).method)
+        check_instantiates(compose_entry(paper, entry).method)
 
 
 CARD_TABLE = ["experiment=card_table1", "scale=paper"]
@@ -182,8 +182,8 @@ def test_experiments_that_belong_together_ask_the_same_questions():
     figures = [composed(f"experiment=ngrammys_figure{n}") for n in (2, 3, 4, 5)]
     table, row = (composed(f"experiment=token_recycling_table1{part}") for part in ("", "_shuffle"))
     assert row.dataset.sample == table.dataset.sample == "stratified"
-    for one, other in ((row, table), *((figure, figures[0]) for figure in figures)):
-        assert (one.dataset.limit, one.generation) == (other.dataset.limit, other.generation)
+    for cfg, other in ((row, table), *((figure, figures[0]) for figure in figures)):
+        assert (cfg.dataset.limit, cfg.generation) == (other.dataset.limit, other.generation)
 
 
 @pytest.mark.parametrize("budgets", ["tuned", "published"])
@@ -270,8 +270,8 @@ OTHERS = (
     ],
 )  # fmt: skip
 def test_a_method_keeps_state_as_long_as_typed_or_as_its_paper(typed, expected):
-    kept = scopes(*typed)
-    assert kept | expected == kept
+    actual = scopes(*typed)
+    assert actual | expected == actual
 
 
 def test_parts_keep_what_they_learnt_as_long_as_the_whole():
@@ -281,9 +281,9 @@ def test_parts_keep_what_they_learnt_as_long_as_the_whole():
         if e.label == "union"
     )
     assert {part["state_scope"] for part in whole["drafters"]} == {"run"}
-    own = "method.drafters=[sam,{method: token_recycling, state_scope: turn}]"
+    part_with_scope = "method.drafters=[sam,{method: token_recycling, state_scope: turn}]"
     with pytest.raises(ConfigurationError, match=r"as long as the whole.*method\.state_scope"):
-        resolve_entries(compose(["method=union", own]))
+        resolve_entries(compose(["method=union", part_with_scope]))
 
 
 def test_composing_imports_nothing_heavy_and_the_run_key_is_stable_over_processes():
@@ -354,17 +354,17 @@ def test_one_key_chooses_the_budgets_of_all_labels(typed, rows, drafts, kinds):
 
 @pytest.mark.parametrize("experiment", ["specbench_board", "eagle3_table1"])
 def test_tables_of_heads_run_their_published_trees_whatever_the_pair_says(experiment):
-    found = {method.name: method for method in methods_of(experiment)}
-    assert found["eagle2"].total == found["eagle3"].total == 60
-    assert found["eagle2"].top_k == found["eagle3"].top_k == 10
-    assert {found[name].levels for name in ("medusa", "hydra", "eagle")} == {None}
-    assert {found[name].tree for name in ("medusa", "hydra")} == {"medusa_63"}
+    by_name = {method.name: method for method in methods_of(experiment)}
+    assert by_name["eagle2"].total == by_name["eagle3"].total == 60
+    assert by_name["eagle2"].top_k == by_name["eagle3"].top_k == 10
+    assert {by_name[name].levels for name in ("medusa", "hydra", "eagle")} == {None}
+    assert {by_name[name].tree for name in ("medusa", "hydra")} == {"medusa_63"}
 
 
 def test_the_run_of_all_methods_has_all():
     named = driver.named_in_readme()
-    found = [method.name for method in methods_of("all_methods")]
-    assert sorted(found) == sorted(named - {"ar", "oracle", "random_drafts"})
+    names = [method.name for method in methods_of("all_methods")]
+    assert sorted(names) == sorted(named - {"ar", "oracle", "random_drafts"})
 
 
 def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
@@ -377,9 +377,9 @@ def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
     (pair / "pld_vicuna7b.yaml").write_text(header + own_file)
     monkeypatch.setattr(paths, "CONF_DIR", conf)
 
-    own = compose(["method=pld", "model=vicuna7b"])
-    assert own.pair.draft.id == "own"
-    assert own.method.num_tokens == 4
+    specific = compose(["method=pld", "model=vicuna7b"])
+    assert specific.pair.draft.id == "own"
+    assert specific.method.num_tokens == 4
     shared = compose(["method=ar", "model=vicuna7b"])
     assert shared.pair.draft.id == "shared"
     typed = compose(["method=ar", "model=vicuna7b", "pair.draft.id=mine"])
@@ -392,7 +392,7 @@ def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
     )
     assert compose(["experiment=x"]).pair.draft.id == "shared"
     assert compose_entry(shared, "pld").method.num_tokens == 4
-    assert compose_entry(own, "ar").method.name == "ar"
+    assert compose_entry(specific, "ar").method.name == "ar"
 
 
 @pytest.mark.parametrize("typed", ["pair=draft_smollm2_135", "+pair=nosuch", "local=nosuch"])
@@ -427,15 +427,15 @@ def test_other_weights_are_another_model_with_a_name_of_its_own(typed, name):
 
 
 @pytest.mark.parametrize(
-    "own", [["model.id=/weights/tuned"], ["model=local", "model.path=/weights/tuned"]], ids=str
+    "weights", [["model.id=/weights/tuned"], ["model=local", "model.path=/weights/tuned"]], ids=str
 )
-def test_other_weights_take_no_pair_of_the_model_whose_name_they_wore(own):
-    cfg = compose([*own, "compare=[ngrammys, card]"])
+def test_other_weights_take_no_pair_of_the_model_whose_name_they_wore(weights):
+    cfg = compose([*weights, "compare=[ngrammys, card]"])
     assert cfg.method == composed("pair=none").method
     assert cfg.pair.draft.path is None
     rows, card = (compose_entry(cfg, entry) for entry in cfg.compare)
     assert (rows.method.bos, card.method.k, card.pair.draft.path) == (False, 100, None)
-    typed = compose([*own, "pair=draft_smollm2_135m", "method.merge=true", "compare=[card]"])
+    typed = compose([*weights, "pair=draft_smollm2_135m", "method.merge=true", "compare=[card]"])
     assert typed.pair.draft.path == "assets/draft_smollm2_135m"
     assert typed.method.merge is True
     entry = compose_entry(typed, "card")
@@ -498,8 +498,8 @@ def test_shape_config_builds_the_published_architecture(name):
     assert count == pytest.approx(PARAMETERS[name], rel=1e-3)
     # Every number arrives: none is a misspelt key that transformers keeps and nobody reads.
     theta, scaling = numbers.pop("rope_theta"), numbers.pop("rope_scaling", {})
-    known = set(AutoConfig.for_model(kind).to_dict())
-    assert set(numbers) <= known
+    valid = set(AutoConfig.for_model(kind).to_dict())
+    assert set(numbers) <= valid
     assert config.rope_parameters["rope_theta"] == theta
     assert scaling.items() <= config.rope_parameters.items()
     assert model.dtype in DTYPES
@@ -523,15 +523,15 @@ def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
         assert cfg.budgets == "published"
         assert cfg.state_scope == "paper" or name.startswith("cacheback")
     labels = [cfg.method.label or cfg.method.name]
-    made(cfg.method)
+    check_instantiates(cfg.method)
     for entry in cfg.compare:
         method = compose_entry(cfg, entry).method
         labels.append(method.label or method.name)
-        made(method)
+        check_instantiates(method)
     assert len(set(labels)) == len(labels)
 
 
-def made(method: DictConfig) -> None:
+def check_instantiates(method: DictConfig) -> None:
     """Knobs that a method refuses would end an experiment before it begins."""
     knobs = OmegaConf.to_container(method, resolve=True)
     taken = with_parts({k: v for k, v in knobs.items() if k != "label"})

@@ -85,8 +85,8 @@ def refusal(*overrides):
     ],
 )
 def test_what_cannot_be_used_is_refused_with_what_to_type(override, parts):
-    said = refusal(override)
-    assert [part for part in parts if part not in said] == []
+    message = refusal(override)
+    assert [part for part in parts if part not in message] == []
 
 
 # Values beyond what a type takes: the key, a value, what the value must be.
@@ -154,7 +154,7 @@ def plain_run():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wanted"),
+    ("key", "value", "limit"),
     [
         ("server.concurrency", "0", "at least 1"),
         ("server.context", "0", "at least 1"),
@@ -163,9 +163,9 @@ def plain_run():
         ("server.timeout_s", "0", "at least 0.01"),
     ],
 )
-def test_a_server_has_limits_too(key, value, wanted):
-    said = refusal("runner=serve", "server=llamacpp", f"{key}={value}")
-    assert f"`{key}`" in said and wanted in said
+def test_a_server_has_limits_too(key, value, limit):
+    message = refusal("runner=serve", "server=llamacpp", f"{key}={value}")
+    assert f"`{key}`" in message and limit in message
 
 
 def test_a_mode_that_wandb_lacks_is_refused_before_anything_is_measured():
@@ -299,8 +299,8 @@ def test_a_method_s_file_that_cannot_be_imported_names_its_line(
     (tmp_path / "methods/unfinished.py").write_text(source)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "methods")])
     monkeypatch.setattr(validate, "PROJECT", tmp_path)
-    said = refusal("method._target_=methods.unfinished.Method")
-    assert f"methods/unfinished.py, {line}" in said
+    message = refusal("method._target_=methods.unfinished.Method")
+    assert f"methods/unfinished.py, {line}" in message
 
 
 def test_a_value_that_is_no_ascii_is_answered_with_its_quotes():

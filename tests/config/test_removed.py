@@ -53,11 +53,11 @@ def test_a_module_that_went_says_what_to_type(row):
 
 @pytest.mark.parametrize("row", rows("command"))
 def test_a_verb_or_an_option_that_went_says_what_to_type(row, monkeypatch, capsys):
-    command, *words = row.name.split()
+    command, *arguments = row.name.split()
     if command == "run.py":
-        assert answer_to(words, monkeypatch, capsys) == (2, f"error: {row}\n")
+        assert answer_to(arguments, monkeypatch, capsys) == (2, f"error: {row}\n")
         return
-    monkeypatch.setattr(sys, "argv", [command, *words])
+    monkeypatch.setattr(sys, "argv", [command, *arguments])
     try:
         module = importlib.import_module(command)
         if not hasattr(module, "main"):  # a package, run by its own module
@@ -71,16 +71,16 @@ def test_a_verb_or_an_option_that_went_says_what_to_type(row, monkeypatch, capsy
 @pytest.mark.parametrize("row", [*rows("target"), Removed("target", "no-such-target", "")])
 def test_a_target_that_went_says_what_to_type_without_an_environment(row):
     assert not re.search(rf"^{row.name}:", MAKEFILE, re.M)
-    done = subprocess.run(
+    result = subprocess.run(
         ["make", "--no-print-directory", row.name],
         cwd=paths.PROJECT,
         capture_output=True,
         text=True,
     )
-    said = str(row) if row in REMOVED else "no target 'no-such-target': `make` lists them."
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == said
-    assert "setup" not in done.stdout
+    message = str(row) if row in REMOVED else "no target 'no-such-target': `make` lists them."
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[0] == message
+    assert "setup" not in result.stdout
 
 
 def test_each_kind_of_row_is_found_where_it_is_typed(monkeypatch):
@@ -95,13 +95,13 @@ def test_each_kind_of_row_is_found_where_it_is_typed(monkeypatch):
     assert removed.removed_key("model.colour", 1) and removed.removed_key("model.dtype", "float8")
     assert not removed.removed_key("model.dtype", "float16")
     assert not removed.removed_key("model.colours")
-    for command, words in (
+    for command, arguments in (
         ("run.py", ["tune", "--x"]),
         ("analysis.export", ["RUN", "--to=aiperf"]),
         ("analysis.export", ["--to", "aiperf", "RUN"]),
     ):
         with pytest.raises(ConfigurationError, match=r" is gone: type "):
-            removed.refuse_removed(command, words)
+            removed.refuse_removed(command, arguments)
     removed.refuse_removed("run.py", ["method=pld", "tune"])
     removed.refuse_removed("analysis.export", ["RUN", "--to", "spec_bench"])
     removed.refuse_removed("analysis.tables", ["--to", "aiperf"])

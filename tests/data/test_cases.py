@@ -45,9 +45,9 @@ def dataset(name: str, *overrides: str) -> DictConfig:
 
 
 def load(path: Path, *overrides: str) -> list[Case]:
-    own = dataset("jsonl", *overrides).copy()
-    own.path = str(path)
-    return load_cases(own)
+    config = dataset("jsonl", *overrides).copy()
+    config.path = str(path)
+    return load_cases(config)
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_bare_prompts_have_the_number_of_their_line_and_no_byte_order_mark(tmp_p
     path, packed = tmp_path / name, name.endswith(".gz")
     content = "\r\n".join(mark + text for text in questions).encode()
     path.write_bytes(gzip.compress(content) if packed else content)
-    found = {case.case_id: case.turns for case in load(path)}
-    assert found == {"1": ("why",), "3": ("how",), "5": ("a\ufeffb",)}
+    turns = {case.case_id: case.turns for case in load(path)}
+    assert turns == {"1": ("why",), "3": ("how",), "5": ("a\ufeffb",)}
     path.write_bytes(path.read_bytes()[:-12] if packed else content + b"\n\xff\xfe\n")
     with pytest.raises(DatasetError, match="not a whole gzip" if packed else "line 6: not UTF-8"):
         load(path)
@@ -223,13 +223,13 @@ MBPP = {"task_id": 11, "text": "Do it. ", "test_list": ["assert f(1)", "assert g
     ],
 )
 def test_forms_of_prompts(name, form, row, prompt, tmp_path):
-    own = dataset(name, f"dataset.prompt_form={form}")
-    write(tmp_path / own.file, [row])
+    config = dataset(name, f"dataset.prompt_form={form}")
+    write(tmp_path / config.file, [row])
     write(tmp_path / "gsm8k_shots.jsonl", SHOTS)
-    (case,) = load_cases(own, tmp_path)
+    (case,) = load_cases(config, tmp_path)
     assert case.turns[0].endswith(prompt)
-    assert case.turns[0] == prompt or not own.raw
-    assert own.raw == (form in ("card", "raw"))
+    assert case.turns[0] == prompt or not config.raw
+    assert config.raw == (form in ("card", "raw"))
 
 
 def test_rows_are_kept_by_a_column_or_by_the_number_of_their_line(tmp_path):
@@ -241,16 +241,16 @@ def test_rows_are_kept_by_a_column_or_by_the_number_of_their_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "row", "said"),
+    ("name", "form", "row", "message"),
     [
         ("gsm8k", "default", {"query": "a", "answer": "b"}, "the column 'question' is missing"),
         ("mbpp", "token_recycling", MBPP | {"test_list": []}, "the prompt cannot be built"),
         ("humaneval", "card", {"task_id": "a", "prompt": " "}, "the prompt built from it is empty"),
     ],
 )
-def test_a_row_that_makes_no_prompt_is_named(tmp_path, name, form, row, said):
+def test_a_row_that_makes_no_prompt_is_named(tmp_path, name, form, row, message):
     write(tmp_path / f"{name}.jsonl", [row])
-    with pytest.raises(DatasetError, match=f"line 1: {said}"):
+    with pytest.raises(DatasetError, match=f"line 1: {message}"):
         load_cases(dataset(name, f"dataset.prompt_form={form}"), tmp_path)
 
 
@@ -279,11 +279,11 @@ def test_tasks_and_a_limit_choose_among_the_questions(mixed):
 )
 def test_a_sample_is_even_over_tasks_and_spread_within_each(sizes, limit, shuffle, order, tmp_path):
     rows = [question(10 * i + k, "abcd"[i]) for i, size in enumerate(sizes) for k in range(size)]
-    own = dataset("jsonl", "dataset.sample=stratified").copy()
-    own.path, own.limit = str(write(tmp_path / "x.jsonl", rows)), limit
-    own.shuffle, own.order = shuffle, order
-    cases = load_cases(own)
-    assert load_cases(own) == cases
+    config = dataset("jsonl", "dataset.sample=stratified").copy()
+    config.path, config.limit = str(write(tmp_path / "x.jsonl", rows)), limit
+    config.shuffle, config.order = shuffle, order
+    cases = load_cases(config)
+    assert load_cases(config) == cases
     ids = [int(case.case_id) for case in cases]
     assert len(set(ids)) == len(ids) == min(limit, sum(sizes))
     if shuffle is None and order == "file":
@@ -293,9 +293,9 @@ def test_a_sample_is_even_over_tasks_and_spread_within_each(sizes, limit, shuffl
     assert not short or max(counts) - min(short) <= 1
     for task, (count, size) in enumerate(zip(counts, sizes, strict=True)):
         # In each of `count` equal parts lies one, at its middle.
-        spots = sorted(i % 10 for i in ids if i // 10 == task)
-        assert all(k * size // count <= spot < -(-(k + 1) * size // count)
-                   for k, spot in enumerate(spots))  # fmt: skip
+        positions = sorted(i % 10 for i in ids if i // 10 == task)
+        assert all(k * size // count <= position < -(-(k + 1) * size // count)
+                   for k, position in enumerate(positions))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -314,9 +314,9 @@ def test_a_sample_is_even_over_tasks_and_spread_within_each(sizes, limit, shuffl
     ],
 )
 def test_tasks_are_interleaved_unless_methods_learn_from_case_to_case(mixed, typed, expected):
-    found = [int(case.case_id) for case in load(mixed, *typed)]
-    assert found[: len(expected)] == expected
-    assert sorted(found) == list(range(len(found)))
+    ids = [int(case.case_id) for case in load(mixed, *typed)]
+    assert ids[: len(expected)] == expected
+    assert sorted(ids) == list(range(len(ids)))
 
 
 def test_a_recording_has_the_order_that_a_replay_with_lasting_state_needs():
@@ -337,11 +337,11 @@ def test_prompt_set_hash(mixed):
 
 def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
     hub(monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing"}])
-    own = dataset("mtbench")
-    from_hub = load_cases(own)
+    config = dataset("mtbench")
+    from_hub = load_cases(config)
     assert fetch_data.main(["mtbench", "--out", str(tmp_path)]) == 0
     hub(monkeypatch, RuntimeError("not to be asked"))
-    assert load_cases(own, tmp_path) == from_hub
+    assert load_cases(config, tmp_path) == from_hub
     assert [path.name for path in tmp_path.iterdir()] == ["mt_bench.jsonl"]
 
 
@@ -352,8 +352,8 @@ def test_gsm8k_is_fetched_with_its_worked_examples(tmp_path, monkeypatch):
     upstream.write_text(json.dumps({"fewshot_config": {"samples": samples}}))
     monkeypatch.setitem(fetch_data._URLS, "gsm8k_shots", upstream.as_uri())
     assert fetch_data.main(["gsm8k", "--out", str(tmp_path)]) == 0
-    own = dataset("gsm8k", "dataset.prompt_form=card")
-    (case,) = load_cases(own, tmp_path)
+    config = dataset("gsm8k", "dataset.prompt_form=card")
+    (case,) = load_cases(config, tmp_path)
     questions = [part.partition("?")[0] for part in case.turns[0].split("Q: ")[1:]]
     assert questions == [*"13245607", "3 + 3"], "in the order of CARD's code"
 

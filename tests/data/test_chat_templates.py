@@ -90,21 +90,21 @@ def test_a_template_that_does_not_work_is_refused(tokenizer, template):
 
 
 @pytest.mark.parametrize("name", ["chat", "vicuna_v1.1", "plain"])
-@pytest.mark.parametrize("said", ["a</s>b", "</s></s>", "<s>x<unk> the </s", "no such token"])
-def test_special_tokens_in_a_question_are_parsed_or_kept_as_text(tokenizer, name, said):
+@pytest.mark.parametrize("question", ["a</s>b", "</s></s>", "<s>x<unk> the </s", "no such token"])
+def test_special_tokens_in_a_question_are_parsed_or_kept_as_text(tokenizer, name, question):
     tokenizer.chat_template = CHAT
     special = set(tokenizer.all_special_ids)
     harmless = PromptTemplate(tokenizer, name).render([("Hello", None)])
     expected = [i for i in harmless if i in special]
 
-    parsed = PromptTemplate(tokenizer, name).render([(said, None)])
-    kept = PromptTemplate(tokenizer, name, special_tokens="text").render([(said, None)])
-    assert text(tokenizer, kept) == text(tokenizer, parsed)
-    assert [i for i in kept if i in special] == expected
-    in_text = sum(said.count(token) for token in tokenizer.all_special_tokens)
+    parsed = PromptTemplate(tokenizer, name).render([(question, None)])
+    as_text = PromptTemplate(tokenizer, name, special_tokens="text").render([(question, None)])
+    assert text(tokenizer, as_text) == text(tokenizer, parsed)
+    assert [i for i in as_text if i in special] == expected
+    in_text = sum(question.count(token) for token in tokenizer.all_special_tokens)
     assert len([i for i in parsed if i in special]) == len(expected) + in_text
     if not in_text:
-        assert kept == parsed
+        assert as_text == parsed
 
 
 def test_sha_tells_templates_apart_and_is_stable(tokenizer):
@@ -113,9 +113,9 @@ def test_sha_tells_templates_apart_and_is_stable(tokenizer):
     assert first.sha != PromptTemplate(tokenizer, "plain").sha
     assert len(first.sha) == 64
     tokenizer.chat_template = CHAT
-    one = PromptTemplate(tokenizer).sha
+    chat_sha = PromptTemplate(tokenizer).sha
     tokenizer.chat_template = CHAT + " "
-    assert PromptTemplate(tokenizer).sha != one
+    assert PromptTemplate(tokenizer).sha != chat_sha
 
 
 def test_a_configuration_names_the_template_and_its_arguments(tokenizer):
@@ -134,15 +134,15 @@ def test_a_configuration_names_the_template_and_its_arguments(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{{ messages[0]['content'] }}", "ignores the question of a second turn"),
         ("{{ messages[-1]['content'][:3] }}", "ignores the question"),
     ],
 )
-def test_a_template_that_leaves_out_a_question_is_refused(tokenizer, template, said):
+def test_a_template_that_leaves_out_a_question_is_refused(tokenizer, template, message):
     tokenizer.chat_template = template
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         PromptTemplate(tokenizer)
 
 

@@ -101,7 +101,7 @@ def test_an_answer_that_did_not_come_whole_is_asked_for_again_and_counted_once(t
     assert code == 0
     assert [r.status for r in records] == ["ok"] * len(records)
     assert sum(r.served.requests for r in records) == len(records) + len(faults)
-    assert len(fake.asked) == len(records) + len(faults)
+    assert len(fake.requests) == len(records) + len(faults)
     assert all(r.n_new == fake.n_new == len(r.output_ids) for r in records)
     assert records[0].served.batch_s is None  # its time is not a whole batch's
 
@@ -118,7 +118,7 @@ def test_what_asking_again_does_not_help_fails_the_case_alone(tmp_path, faults, 
     assert code == 1
     assert [r.status for r in records] == ["failed", "ok"]
     assert [(e["type"], e["during"]) for e in errors(out)] == [(kind, "decode")]
-    assert len(fake.asked) == requests + 1
+    assert len(fake.requests) == requests + 1
 
 
 def saying(old, new, after=0):
@@ -305,7 +305,7 @@ def test_answers_whose_tokens_come_together_count_in_no_decode_speed(tmp_path, e
 def test_a_dialogue_quotes_answers_and_no_reasoning(tmp_path, thoughts, text, quote):
     with serving(engine="other", thoughts=thoughts, text=text) as (url, fake):
         code, records, _ = run(tmp_path / "r", f"server.base_url={url}", "dataset.limit=1")
-        sent = [body["messages"] for _, body in fake.asked]
+        sent = [body["messages"] for _, body in fake.requests]
     assert code == 0
     assert [len(messages) for messages in sent] == [1, 3]
     assert sent[1][1]["content"].strip() == quote
@@ -319,12 +319,12 @@ def test_arguments_of_the_chat_template_are_sent_and_other_templates_refused(tmp
         extra = [f"server.base_url={url}", "dataset.limit=1"]
         kwargs = "+model.template_kwargs={enable_thinking: false, date_string: 26 Jul 2024}"
         code, _, _ = run(tmp_path / "r", *extra, kwargs)
-        sent = [body.get("chat_template_kwargs") for _, body in fake.asked]
+        sent = [body.get("chat_template_kwargs") for _, body in fake.requests]
         assert code == 0
         assert sent == [{"enable_thinking": False, "date_string": "26 Jul 2024"}] * len(sent)
-        fake.asked.clear()
+        fake.requests.clear()
         run(tmp_path / "s", *extra)
-        assert not any("chat_template_kwargs" in body for _, body in fake.asked)
+        assert not any("chat_template_kwargs" in body for _, body in fake.requests)
     assert RunManifest.read(tmp_path / "r").setting("model", "template_kwargs") == sent[0]
 
 
@@ -366,7 +366,7 @@ def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
     with serving() as (url, fake):
         run(out, f"server.base_url={url}", "dataset.limit=3")
         whole = (out / "cases.jsonl").read_text().splitlines(keepends=True)
-        n_asked = len(fake.asked)
+        n_asked = len(fake.requests)
         for name in ("DONE", "summary.json"):
             (out / name).unlink()
         (out / "cases.jsonl").write_text("".join(whole[:-1]))
@@ -374,7 +374,7 @@ def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
         extra = ["dataset.limit=3", "server.timeout_s=100", "server.answer_mb=9"]
         _, records, _ = run(out, f"server.base_url={url}", *extra)
     assert len(records) == len(whole)
-    assert n_asked < len(fake.asked) < 2 * n_asked
+    assert n_asked < len(fake.requests) < 2 * n_asked
 
 
 def test_the_manifest_says_who_answered_and_the_key_is_written_nowhere(

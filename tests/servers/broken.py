@@ -36,9 +36,9 @@ class Broken:
     accepted: tuple | None = None
 
 
-def usage(**said):
+def usage(**counts):
     return lambda events: [
-        {**e, "usage": {**e["usage"], **said}} if "usage" in e else e for e in events
+        {**e, "usage": {**e["usage"], **counts}} if "usage" in e else e for e in events
     ]
 
 
@@ -49,8 +49,8 @@ def third(new):
     ]
 
 
-def of_choice(**said):
-    return third(lambda event: {**event, "choices": [{**event["choices"][0], **said}]})
+def of_choice(**fields):
+    return third(lambda event: {**event, "choices": [{**event["choices"][0], **fields}]})
 
 
 def of_reason(written):
@@ -72,8 +72,8 @@ def of_text(text):
     return change
 
 
-def counted(**said):
-    return lambda events: [*events[:-1], {**events[-1], "metrics": said}]
+def counted(**counters):
+    return lambda events: [*events[:-1], {**events[-1], "metrics": counters}]
 
 
 def response(status, body=b"", *headers):
@@ -148,10 +148,10 @@ HTTP = {
     "bad chunk": Broken("cut", raw=lambda: [_CHUNKED + b"xyz\r\n"]),
     "html": Broken("cut", raw=response("200 OK", b"<html>" * 99, b"Content-Type: text/html")),
     **{
-        f"Retry-After: {said}": Broken(
-            "http_429", raw=response("429 No", b"", b"Retry-After: " + said.encode()), wait_s=wait_s
+        f"Retry-After: {value}": Broken(
+            "http_429", raw=response("429 No", b"", b"Retry-After: " + value.encode()), wait_s=wait_s
         )
-        for said, wait_s in {
+        for value, wait_s in {
             "nan": 0.0, "inf": 60.0, "-5": 0.0, "9" * 400: 60.0, "2.5": 2.5,
             "Wed, 21 Oct 2037 07:28:00 GMT": 0.0,
         }.items()

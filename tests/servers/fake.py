@@ -54,7 +54,7 @@ class Fake:
     broken: object = None
     heals_after: int | None = None
     text: str = ""
-    asked: list = field(default_factory=list)
+    requests: list = field(default_factory=list)
     most_at_once: int = 0
     now: int = 0
     lock: object = field(default_factory=threading.Lock)
@@ -70,7 +70,7 @@ class Fake:
     def steps(self):
         return self.idle + len(self.accepted)
 
-    def words(self, question):
+    def tokens(self, question):
         """As many as there are tokens, the same for the same question."""
         seed = sum(map(ord, question))
         if self.text:
@@ -119,23 +119,23 @@ class Fake:
 
     def events(self, body):
         """The JSON of the stream's events."""
-        words = self.words(body["messages"][-1]["content"])[: body.get("max_tokens")]
+        tokens = self.tokens(body["messages"][-1]["content"])[: body.get("max_tokens")]
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": self.model}
-        said = {"role": "assistant", "content": ""}
-        first = {**base, "choices": [{"index": 0, "delta": said, "finish_reason": None}]}
+        delta = {"role": "assistant", "content": ""}
+        first = {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
         with_ids = self.engine == "vllm" and body.get("return_token_ids")
         if with_ids:
             first["prompt_token_ids"] = [1, 2, 3, 4, 5]
         yield first
-        sizes, at = [1] * len(words), 0
+        sizes, at = [1] * len(tokens), 0
         if with_ids and self.accepted is not None:  # the steps without a draft come first
             sizes = [1, *[1] * self.idle, *(n + 1 for n in self.accepted)]
         for size in sizes:
-            step, at = words[at : at + size], at + size
+            step, at = tokens[at : at + size], at + size
             if not step:
                 break
             choice = {"index": 0, "delta": {"content": " ".join([*step, ""])}}
-            choice["finish_reason"] = "length" if at >= len(words) else None
+            choice["finish_reason"] = "length" if at >= len(tokens) else None
             if (body.get("stream_options") or {}).get("continuous_usage_stats"):
                 base["usage"] = {"prompt_tokens": 5, "completion_tokens": at}
             if at <= len(self.thoughts):
@@ -144,7 +144,7 @@ class Fake:
                 ids = [int(w[1:]) if w[0] == "w" else at - size + i for i, w in enumerate(step)]
                 choice["token_ids"] = ids
             yield {**base, "choices": [choice]}
-        usage = {"prompt_tokens": 5, "completion_tokens": len(words)}
+        usage = {"prompt_tokens": 5, "completion_tokens": len(tokens)}
         counters = self.counters()
         if "sglext" in counters:
             yield {**base, "choices": [], **counters}
@@ -203,8 +203,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/version" and fake.engine == "vllm":
             self._json({"version": fake.version})
         elif self.path == "/get_server_info" and fake.engine == "sglang":
-            said = {"version": "0.6.2", "dtype": "bfloat16", "quantization": "fp8"}
-            self._json({**said, "api_key": KEY, "speculative_algorithm": "EAGLE3"})
+            description = {"version": "0.6.2", "dtype": "bfloat16", "quantization": "fp8"}
+            self._json({**description, "api_key": KEY, "speculative_algorithm": "EAGLE3"})
         elif self.path == "/metrics" and fake.metrics and fake.prometheus():
             self._send(fake.prometheus().encode(), 200, "text/plain")
         else:
@@ -216,7 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         with fake.lock:
-            fake.asked.append((self.path, body))
+            fake.requests.append((self.path, body))
             fault = fake.faults.pop(0) if fake.faults else None
             fake.now += 1
             fake.most_at_once = max(fake.most_at_once, fake.now)

@@ -8,11 +8,11 @@ from tests.small_run import run_here
 QUIET = "measure.disturbed={steal: null, others: null}"
 
 
-def run(path, *words):
+def run(path, *overrides):
     """The exit code, the records and the summary of a run in this process."""
     first = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0"]
-    words = [*first, "measure.warmup=0", *words]
-    words += ["measure.exclusive=false", QUIET, f"output_dir={path}"]
-    code = run_here([], *words)
+    overrides = [*first, "measure.warmup=0", *overrides]
+    overrides += ["measure.exclusive=false", QUIET, f"output_dir={path}"]
+    code = run_here([], *overrides)
     records, _ = read_records(path)
     return code, records, json.loads((path / "summary.json").read_text())

@@ -18,16 +18,16 @@ from specbench.servers.counters import (
 )
 
 ROWS = {
-    (name, ".".join(words.json_path) or "/metrics"): words
+    (name, ".".join(names.json_path) or "/metrics"): names
     for name in ("vllm", "sglang", "llamacpp")
-    for words in (*ENGINES[name].counters, ENGINES[name].metrics)
-    if words is not None
+    for names in (*ENGINES[name].counters, ENGINES[name].metrics)
+    if names is not None
 }
 TABLE = list(ROWS.values())
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
 # The page's example: what each server says of it.
 N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
-SAID = {
+COUNTERS = {
     "num_spec_steps": 3,
     "num_draft_tokens": DRAFTED,
     "num_accepted_draft_tokens": ACCEPTED,
@@ -52,28 +52,28 @@ def of(engine):
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
 def test_every_row_gives_the_examples_steps(row):
-    words = ROWS[row]
-    counts = convert(words, SAID, N_NEW)
+    names = ROWS[row]
+    counts = convert(names, COUNTERS, N_NEW)
     assert counts is not None
     assert counts.steps == STEPS
     assert (N_NEW - 1) / counts.steps == 2.75
-    if words.drafted:
+    if names.drafted:
         assert (counts.drafted, counts.accepted) == (DRAFTED, ACCEPTED)
 
 
 def test_single_steps_are_known_where_they_follow_from_the_counters():
-    words = TABLE[0]
-    said = {"num_spec_steps": 3, "num_draft_tokens": 18, "num_accepted_draft_tokens": 7}
-    exact = convert(words, {**said, "per_step_accepted": [2, 0, 5]}, 11)
+    names = TABLE[0]
+    counters = {"num_spec_steps": 3, "num_draft_tokens": 18, "num_accepted_draft_tokens": 7}
+    exact = convert(names, {**counters, "per_step_accepted": [2, 0, 5]}, 11)
     assert exact == Counts(3, 18, 7, (3, 1, 6))
     # A step without a draft came somewhere between the others.
-    assert convert(words, {**said, "per_step_accepted": [2, 0, 5]}, 12).committed == ()
+    assert convert(names, {**counters, "per_step_accepted": [2, 0, 5]}, 12).committed == ()
     # Tokens accepted behind the end cannot make steps fewer than drafts.
-    assert convert(words, said | {"num_accepted_draft_tokens": 9}, 11).steps == 3
+    assert convert(names, counters | {"num_accepted_draft_tokens": 9}, 11).steps == 3
 
 
 @pytest.mark.parametrize(
-    ("each", "arrived", "steps", "committed"),
+    ("per_step", "per_event", "steps", "committed"),
     [
         # As a vLLM counted: the last of three steps accepted two tokens behind the end.
         ([4, 4], [1, 1, 5, 3], 3, (1, 5, 3)),
@@ -86,20 +86,22 @@ def test_single_steps_are_known_where_they_follow_from_the_counters():
         ([2], [], 6, ()),
     ],
 )
-def test_tokens_accepted_behind_an_answers_end_do_not_hide_steps(each, arrived, steps, committed):
-    words = TABLE[0]
-    said = {"num_spec_steps": len(each), "per_step_accepted": each}
-    said |= {"num_draft_tokens": 16, "num_accepted_draft_tokens": sum(each)}
-    n_new = sum(arrived) or 9
-    found = convert(words, said, n_new, arrived)
-    assert (found.steps, found.committed) == (steps, committed)
+def test_tokens_accepted_behind_an_answers_end_do_not_hide_steps(
+    per_step, per_event, steps, committed
+):
+    names = TABLE[0]
+    counters = {"num_spec_steps": len(per_step), "per_step_accepted": per_step}
+    counters |= {"num_draft_tokens": 16, "num_accepted_draft_tokens": sum(per_step)}
+    n_new = sum(per_event) or 9
+    counts = convert(names, counters, n_new, per_event)
+    assert (counts.steps, counts.committed) == (steps, committed)
     # Where an event may hold a part of a step, events say nothing.
-    timings = {"draft_n": 16, "draft_n_accepted": sum(each)}
-    assert convert(of("llamacpp")[0], timings, 20, [1] * 20).steps == 19 - sum(each)
+    timings = {"draft_n": 16, "draft_n_accepted": sum(per_step)}
+    assert convert(of("llamacpp")[0], timings, 20, [1] * 20).steps == 19 - sum(per_step)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "counters",
     [
         {},
         {"draft_n": 5},
@@ -112,43 +114,43 @@ def test_tokens_accepted_behind_an_answers_end_do_not_hide_steps(each, arrived, 
         {"draft_n": 10**400, "draft_n_accepted": 1},
     ],
 )
-def test_counters_that_contradict_themselves_or_the_answer_count_for_nothing(said):
-    assert find_counts(of("llamacpp"), {"timings": said}, 12) is None
+def test_counters_that_contradict_themselves_or_the_answer_count_for_nothing(counters):
+    assert find_counts(of("llamacpp"), {"timings": counters}, 12) is None
 
 
 def test_llamacpp_leaves_its_words_out_where_nothing_was_drafted():
-    found = find_counts(of("llamacpp"), {"timings": {"predicted_n": 12}}, 12)
-    assert found == plain_counts(12) == Counts(11, 0, 0, (1,) * 11)
+    counts = find_counts(of("llamacpp"), {"timings": {"predicted_n": 12}}, 12)
+    assert counts == plain_counts(12) == Counts(11, 0, 0, (1,) * 11)
 
 
 def test_prometheus_counters_are_added_up_over_labels_and_compared():
-    words = ENGINES["vllm"].metrics
+    names = ENGINES["vllm"].metrics
     before = read_metrics('# TYPE x counter\nvllm:generation_tokens_total{a="1"} 5.0\n')
-    text = "\n".join(f'{k}{{e="{i}"}} {v}' for k, v in SAID.items() if ":" in k for i in (0, 1))
-    found = difference(words, before, read_metrics(text + "\nbroken{ 1\nx NaN_\n"))
-    assert found["vllm:generation_tokens_total"] == 2 * N_NEW - 5
-    assert found["vllm:spec_decode_num_drafts_total"] == 6
-    assert difference(words, {"vllm:generation_tokens_total": 1e9}, read_metrics(text)) is None
-    assert difference(words, {}, {}) is None
+    text = "\n".join(f'{k}{{e="{i}"}} {v}' for k, v in COUNTERS.items() if ":" in k for i in (0, 1))
+    risen = difference(names, before, read_metrics(text + "\nbroken{ 1\nx NaN_\n"))
+    assert risen["vllm:generation_tokens_total"] == 2 * N_NEW - 5
+    assert risen["vllm:spec_decode_num_drafts_total"] == 6
+    assert difference(names, {"vllm:generation_tokens_total": 1e9}, read_metrics(text)) is None
+    assert difference(names, {}, {}) is None
     huge = text.replace('drafts_total{e="0"} 3', "drafts_total 1e300")
     assert huge != text
-    assert difference(words, before, read_metrics(huge)) is None
+    assert difference(names, before, read_metrics(huge)) is None
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(SAID)), st.integers(-3, 30) | st.none()),
+    st.dictionaries(st.sampled_from(sorted(COUNTERS)), st.integers(-3, 30) | st.none()),
     st.integers(1, 20),
 )
-def test_what_is_converted_is_always_possible(said, n_new):
-    for words in TABLE:
-        found = convert(words, said, n_new)
-        if found is not None:
-            assert 0 <= found.steps <= n_new - 1
-            assert not found.committed or sum(found.committed) == n_new - 1
+def test_what_is_converted_is_always_possible(counters, n_new):
+    for names in TABLE:
+        counts = convert(names, counters, n_new)
+        if counts is not None:
+            assert 0 <= counts.steps <= n_new - 1
+            assert not counts.committed or sum(counts.committed) == n_new - 1
 
 
 @pytest.mark.parametrize(
-    ("engine", "answer", "said"),
+    ("engine", "answer", "drafted"),
     [
         ("vllm", {"metrics": {"speculative_decoding": {"num_spec_steps": 3}}}, True),
         ("vllm", {"metrics": {"speculative_decoding": None}}, False),
@@ -160,5 +162,5 @@ def test_what_is_converted_is_always_possible(said, n_new):
         ("other", {}, False),
     ],
 )
-def test_a_server_that_drafts_is_known_by_its_counters(engine, answer, said):
-    assert drafts(of(engine), answer) == said
+def test_a_server_that_drafts_is_known_by_its_counters(engine, answer, drafted):
+    assert drafts(of(engine), answer) == drafted

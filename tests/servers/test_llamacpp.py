@@ -27,24 +27,24 @@ QUIET = "measure.disturbed={steal: null, others: null}"
 COMMON = ["runner=serve", "server=llamacpp", "measure.warmup=0", "measure.exclusive=false", QUIET]
 
 
-def run(path, *words):
-    code = run_here([], *COMMON, *words, f"output_dir={path}")
+def run(path, *overrides):
+    code = run_here([], *COMMON, *overrides, f"output_dir={path}")
     return code, read_records(path)[0], json.loads((path / "summary.json").read_text())
 
 
 def servers():
     """Processes of llama.cpp's server on this machine, by whom they were started."""
-    found = []
+    processes = []
     for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
         if "specbench.servers.llamacpp_process" in (process.info["cmdline"] or []):
-            found.append(process.info)
-    return found
+            processes.append(process.info)
+    return processes
 
 
 def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
-    words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=12"]
+    overrides = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=12"]
     compare = "compare=[{speculation: ngram_simple, label: ngram}]"
-    code, records, summary = run(tmp_path / "r", *words, compare)
+    code, records, summary = run(tmp_path / "r", *overrides, compare)
     assert code == 0
     assert [r.label for r in records] == ["ar", "ngram"]
     assert {(r.method, r.numerics) for r in records} == {
@@ -65,14 +65,14 @@ def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
 @pytest.mark.parametrize("kind", LEARN_FROM_REQUESTS)
 def test_a_question_asked_twice_is_drafted_alike(tmp_path, kind):
     """Servers that learn from requests are started anew for each case, also for a repeat."""
-    words = ["dataset.tasks=[qa]", "dataset.limit=2", "generation.max_new_tokens=32", "repeats=2"]
-    code, records, _ = run(tmp_path / "r", *words, f"compare=[{{speculation: {kind}, label: it}}]")
+    args = ["dataset.tasks=[qa]", "dataset.limit=2", "generation.max_new_tokens=32", "repeats=2"]
+    code, records, _ = run(tmp_path / "r", *args, f"compare=[{{speculation: {kind}, label: it}}]")
     assert code == 0
-    mine = [r for r in records if r.label == "it"]
-    assert {r.state_scope for r in mine} == {"prompt"}
-    said = [(r.n_drafted, r.n_target_passes) for r in mine]
-    assert len(said) == 4
-    assert said[:2] == said[2:]
+    rows = [r for r in records if r.label == "it"]
+    assert {r.state_scope for r in rows} == {"prompt"}
+    counts = [(r.n_drafted, r.n_target_passes) for r in rows]
+    assert len(counts) == 4
+    assert counts[:2] == counts[2:]
 
 
 class Watched(PromptLookup):
@@ -110,10 +110,10 @@ def test_a_replay_with_llamacpps_rules_counts_what_the_server_counts(tmp_path):
             if key[0] != f"n{n}m{m}":
                 continue
             drafter.last = []
-            found = replayer.replay_turn(drafter, turn, empty=True, seed=0).decoded
-            said = by_key[key].served.counters["timings"]
-            theirs = (said.get("draft_n", 0), said.get("draft_n_accepted", 0))
-            ours = (found.n_drafted, len(turn.output_ids) - 1 - len(found.committed_per_step))
+            decoded = replayer.replay_turn(drafter, turn, empty=True, seed=0).decoded
+            timings = by_key[key].served.counters["timings"]
+            theirs = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+            ours = (decoded.n_drafted, len(turn.output_ids) - 1 - len(decoded.committed_per_step))
             if ours == theirs:
                 exact.append(key)
                 continue
@@ -134,9 +134,9 @@ def test_a_replay_with_llamacpps_rules_counts_what_the_server_counts(tmp_path):
 @pytest.mark.parametrize("victim", ["server", "client"])
 def test_a_kill_of_server_or_client_loses_nothing_and_leaves_nobody(tmp_path, victim):
     path = tmp_path / "r"
-    words = [*COMMON, "dataset.limit=4", "generation.max_new_tokens=16", f"output_dir={path}"]
-    words.append("compare=[{speculation: ngram_simple, label: ngram}]")
-    start = partial(subprocess.Popen, [sys.executable, "run.py", *words], cwd=paths.PROJECT)
+    overrides = [*COMMON, "dataset.limit=4", "generation.max_new_tokens=16", f"output_dir={path}"]
+    overrides.append("compare=[{speculation: ngram_simple, label: ngram}]")
+    start = partial(subprocess.Popen, [sys.executable, "run.py", *overrides], cwd=paths.PROJECT)
     process = start()
     cases = path / "cases.jsonl"
     while not (cases.exists() and cases.stat().st_size):  # it has begun to ask
@@ -196,11 +196,11 @@ def test_a_label_that_drafts_decodes_as_the_baseline(tmp_path, knob):
 @pytest.mark.slow  # over a second
 def test_the_real_server_takes_several_kinds_of_drafts_and_its_own_knobs(tmp_path):
     """Its log would tell of a key that it does not know by not starting."""
-    words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=8"]
+    overrides = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=8"]
     knobs = {"flash_attention": "true", "kv_type": "q8_0", "batch": 64, "ubatch": 32, "reuse": 16}
-    words += [f"server.{key}={value}" for key, value in knobs.items()]
+    overrides += [f"server.{key}={value}" for key, value in knobs.items()]
     both = "compare=[{speculation: ngram_mod+ngram_simple, label: both}]"
-    code, records, summary = run(tmp_path / "r", *words, both, "server.limit_ttft_s=1000")
+    code, records, summary = run(tmp_path / "r", *overrides, both, "server.limit_ttft_s=1000")
     assert code == 0
     assert [r.label for r in records] == ["ar", "both"]
     assert [row["good_requests_per_s"] > 0 for row in summary["served"]] == [True, True]

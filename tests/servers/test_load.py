@@ -32,13 +32,13 @@ def heard(monkeypatch):
 
 @pytest.mark.parametrize("users", [1, 4])
 def test_percentiles_are_those_of_the_events_that_arrived(tmp_path, heard, users):
-    words = [f"server.concurrency={users}", "dataset.limit=8", "server.limit_ttft_s=1000"]
+    overrides = [f"server.concurrency={users}", "dataset.limit=8", "server.limit_ttft_s=1000"]
     with serving(wait_s=0.003) as (url, _):
-        code, records, summary = run(tmp_path / "r", f"server.base_url={url}", *words)
+        code, records, summary = run(tmp_path / "r", f"server.base_url={url}", *overrides)
     assert code == 0
-    found = summary["served"][0]
-    asked = [times for body, times in heard if body.get("max_tokens", 99) > 2 and times]
-    turns = asked[-len(records) :]  # a settling question comes first
+    served = summary["served"][0]
+    arrivals = [times for body, times in heard if body.get("max_tokens", 99) > 2 and times]
+    turns = arrivals[-len(records) :]  # a warm-up request comes first
     gaps, firsts = [], []
     for times in turns:
         start = times[0]
@@ -48,7 +48,7 @@ def test_percentiles_are_those_of_the_events_that_arrived(tmp_path, heard, users
                 gaps.append(now - start)
                 start = now
     assert len(gaps) > 50
-    mine = {
+    expected_s = {
         "ttft": [first[-1] for first in firsts],
         "tpot": [
             (times[-1] - first[-1]) / (len(times) - len(first))
@@ -57,28 +57,28 @@ def test_percentiles_are_those_of_the_events_that_arrived(tmp_path, heard, users
         "itl": gaps,
         "e2e": [times[-1] for times in turns],
     }
-    for name, seconds in mine.items():
+    for name, seconds in expected_s.items():
         for share in (50, 95, 99):
             expected = pytest.approx(np.percentile(seconds, share), abs=2e-6)
-            assert found["latency"][name][f"p{share}"] == expected
+            assert served["latency"][name][f"p{share}"] == expected
     batches = {(r.served.batch, r.turn): r.served.batch_s for r in records}
-    assert found["good_requests_per_s"] == pytest.approx(len(records) / sum(batches.values()))
-    assert found["limits"] == "ttft 1000 s"
+    assert served["good_requests_per_s"] == pytest.approx(len(records) / sum(batches.values()))
+    assert served["limits"] == "ttft 1000 s"
 
 
 def test_tokens_of_a_step_are_one_burst_and_requests_beyond_a_limit_do_not_count(tmp_path):
     def in_one_piece(events):
         """Three words at a time, as a step's accepted ones come."""
-        head, words, tail = events[0], events[1:-1], events[-1]
-        lines = [b"".join(_line(event) for event in words[i : i + 3]) for i in range(0, 12, 3)]
+        head, tokens, tail = events[0], events[1:-1], events[-1]
+        lines = [b"".join(_line(event) for event in tokens[i : i + 3]) for i in range(0, 12, 3)]
         return [head, *lines, tail]
 
     class Together:
         raw, path, change = None, None, staticmethod(in_one_piece)
 
     with serving(wait_s=0.003, broken=Together()) as (url, _):
-        words = [f"server.base_url={url}", "server.limit_tpot_s=1e-6"]
-        code, records, summary = run(tmp_path / "r", *words)
+        overrides = [f"server.base_url={url}", "server.limit_tpot_s=1e-6"]
+        code, records, summary = run(tmp_path / "r", *overrides)
     assert code == 0
     assert {len(r.served.bursts) for r in records} == {4}
     assert {r.n_new for r in records} == {12}
@@ -91,17 +91,17 @@ def _line(event):
 
 @pytest.mark.slow  # over a second
 def test_every_point_by_load_is_of_all_users_and_of_whole_batches(tmp_path):
-    wanted = []
+    expected = []
     with (
         serving(wait_s=0.004) as (plain, _),
         serving(accepted=(2, 0, 5), drafted=6, idle=1, wait_s=0.001) as (drafting, _),
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}", "dataset.limit=6"]
         for users in (1, 2):
-            words = [f"server.concurrency={users}", "server.label=mtp", "server.speculation=mtp"]
-            _, _, summary = run(tmp_path / str(users), *where, *words)
+            args = [f"server.concurrency={users}", "server.label=mtp", "server.speculation=mtp"]
+            _, _, summary = run(tmp_path / str(users), *where, *args)
             speeds = {row["label"]: row["system_tokens_per_s"] for row in summary["served"]}
-            wanted.append(speeds["mtp"] / speeds["ar"])
-    (found,) = by_load(make_comparisons(load_runs([tmp_path])))
-    (drawn,) = load_picture(found).axes[0].containers
-    assert list(drawn.lines[0].get_ydata()) == pytest.approx(wanted)
+            expected.append(speeds["mtp"] / speeds["ar"])
+    (points,) = by_load(make_comparisons(load_runs([tmp_path])))
+    (drawn,) = load_picture(points).axes[0].containers
+    assert list(drawn.lines[0].get_ydata()) == pytest.approx(expected)

@@ -19,10 +19,10 @@ BODY = {"messages": [{"role": "user", "content": "a question"}], "return_token_i
 
 def llamacpp_lines():
     """llama.cpp's own interface, as its server wrote it."""
-    words = ["The", " harbour", " master", " keeps", " two", ""]
-    for i, word in enumerate(words):
-        said = {"index": 0, "content": word, "tokens": [100 + i], "stop": False, "id_slot": -1}
-        yield {**said, "tokens_predicted": i + 1, "tokens_evaluated": 41}
+    texts = ["The", " harbour", " master", " keeps", " two", ""]
+    for i, text in enumerate(texts):
+        event = {"index": 0, "content": text, "tokens": [100 + i], "stop": False, "id_slot": -1}
+        yield {**event, "tokens_predicted": i + 1, "tokens_evaluated": 41}
     yield {
         "index": 0, "content": "", "tokens": [], "id_slot": 0, "stop": True,
         "tokens_predicted": 6, "tokens_evaluated": 41, "stop_type": "eos", "truncated": False,
@@ -91,22 +91,22 @@ def test_the_times_of_an_answer_are_its_first_and_last_tokens(events, text, time
     assert answer.n_new - answer.n_first == n_decoded
 
 
-@pytest.mark.parametrize("how", ["ids", "running counts", "events", "text"])
-@given(n_new=st.integers(2, 40), first=st.integers(1, 40), each=st.integers(1, 4), data=st.data())
-def test_speed_does_not_depend_on_how_many_tokens_come_first(how, n_new, first, each, data):
+@pytest.mark.parametrize("counted_by", ["ids", "running counts", "events", "text"])
+@given(n_new=st.integers(2, 40), first=st.integers(1, 40), later=st.integers(1, 4), data=st.data())
+def test_speed_does_not_depend_on_how_many_tokens_come_first(counted_by, n_new, first, later, data):
     """Tokens are made one every second, sent ``first`` of them together and then ``each``."""
     sizes = [min(first, n_new)]
     while sum(sizes) < n_new:
-        sizes.append(min(each, n_new - sum(sizes)))
+        sizes.append(min(later, n_new - sum(sizes)))
     events, so_far = [], 0
     for size in sizes:
         so_far += size
-        pieces = [1] * size if how == "events" else [size]
+        pieces = [1] * size if counted_by == "events" else [size]
         for i, piece in enumerate(pieces):
             event = chunk("length" if so_far == n_new else None, content="word " * piece)
-            if how == "ids":
+            if counted_by == "ids":
                 event["choices"][0]["token_ids"] = [7] * piece
-            if how == "running counts":
+            if counted_by == "running counts":
                 event["usage"] = {"completion_tokens": so_far}
             events.append((float(so_far) + 1e-5 * i, event))
     answer = read_answer([*events, (float(n_new), usage(n_new))])
@@ -183,7 +183,7 @@ def changed(rng, line):
     return json.dumps(node)
 
 
-def test_a_damaged_answer_is_read_or_refused_in_words():
+def test_a_damaged_answer_is_read_or_refused():
     rng = random.Random(1)
     sound = {engine: lines_of(engine) for engine in ENGINES}
     outcomes = Counter()

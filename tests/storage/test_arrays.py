@@ -50,12 +50,12 @@ def test_any_damaged_byte_is_noticed(file):
     raw = file.read_bytes()
     header, arrays = open_array_file(file, kind="toy_table", version=1, tokenizer_hash=None)
     start = len(raw) - header["data_bytes"]
-    places = [3, 9, 17, 40]
+    offsets = [3, 9, 17, 40]
     for section in header["sections"].values():
-        places += [start + section["offset"], start + section["offset"] + 3]
+        offsets += [start + section["offset"], start + section["offset"] + 3]
     assert len(arrays) == 4
-    for place in places:
-        file.write_bytes(raw[:place] + bytes([raw[place] ^ 0x41]) + raw[place + 1 :])
+    for offset in offsets:
+        file.write_bytes(raw[:offset] + bytes([raw[offset] ^ 0x41]) + raw[offset + 1 :])
         with pytest.raises(ArtifactError):
             Toy.open(file)
 
@@ -71,8 +71,8 @@ def test_empty_and_multidimensional_arrays_survive(tmp_path):
     arrays = {"none": np.empty((0, 3), np.int32), "cube": np.arange(24).reshape(2, 3, 4)}
     path = tmp_path / "a.bin"
     write_array_file(path, kind="k", version=1, tokenizer_hash="h", arrays=arrays, header={"x": 1})
-    header, found = open_array_file(path, kind="k", version=1, tokenizer_hash="h")
+    header, read = open_array_file(path, kind="k", version=1, tokenizer_hash="h")
     assert header["x"] == 1
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)

@@ -116,9 +116,9 @@ def warned(values, share=None, highest=None):
 def test_the_baselines_share_and_its_warning():
     model = {"weight_bytes": 500_000_000, "read_bytes_per_s": 5e10, "passes": GRAPHS}
     assert warned({"model": model}, 0.8) == []
-    found = baseline_context(manifest_of({"model": model | {"passes": None}}))
-    assert found == BaselineContext({}, 0.01)  # the time to read the weights
-    assert found.share(80.0) == pytest.approx(0.8) and found.share(None) is None
+    context = baseline_context(manifest_of({"model": model | {"passes": None}}))
+    assert context == BaselineContext({}, 0.01)  # the time to read the weights
+    assert context.share(80.0) == pytest.approx(0.8) and context.share(None) is None
     for old in ({}, {"weight_bytes": 500_000_000}, {"read_bytes_per_s": 1e9}, None):
         assert warned({"model": old}) == []  # nothing is made up
         assert baseline_context(manifest_of({"model": old})).share(80.0) is None
@@ -132,9 +132,9 @@ def test_no_share_of_the_memorys_speed_where_a_cache_holds_the_weights(cache):
     model = {"weight_bytes": 500_000_000, "read_bytes_per_s": 5e10, "device": "cpu"}
     here = {"model": model, "hardware": {"cache_bytes": cache}}
     elsewhere = {"surface": {"model": model, "machine": {"hardware": {"cache_bytes": cache}}}}
-    wanted = None if cache == 500_000_000 else pytest.approx(0.8)
+    expected = None if cache == 500_000_000 else pytest.approx(0.8)
     for manifest in (here, elsewhere):
-        assert baseline_context(manifest_of(manifest)).share(80.0) == wanted
+        assert baseline_context(manifest_of(manifest)).share(80.0) == expected
     on_gpu = here | {"model": model | {"device": "cuda:0"}}
     assert baseline_context(manifest_of(on_gpu)).share(80.0) == pytest.approx(0.8)
 
@@ -159,10 +159,10 @@ def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline(prices, codes):
 
 def test_plain_decoding_that_is_faster_than_any_read_is_itself_the_fastest():
     model = {"weight_bytes": 500_000_000, "read_bytes_per_s": 5e10}
-    found = baseline_context(manifest_of({"model": model}))
-    assert found.with_passes(90.0) == found
+    context = baseline_context(manifest_of({"model": model}))
+    assert context.with_passes(90.0) == context
     for tokens_per_s in (100.0, 118.0, 3.1e7):
-        by_passes = found.with_passes(tokens_per_s)
+        by_passes = context.with_passes(tokens_per_s)
         assert by_passes.share(tokens_per_s) == pytest.approx(1.0, abs=1e-12)
         assert by_passes.share(tokens_per_s) <= 1
         assert by_passes.share(tokens_per_s / 2) == pytest.approx(0.5)
@@ -197,7 +197,7 @@ ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld
     ids=str,
 )
 def test_which_plain_decodings_a_run_has(manifest, plain):
-    found = baseline_context(manifest_of({"baseline": "ar", **manifest}))
-    assert found.plain == plain
-    assert found.floor_s is None
-    assert found.share(10.0) is None
+    context = baseline_context(manifest_of({"baseline": "ar", **manifest}))
+    assert context.plain == plain
+    assert context.floor_s is None
+    assert context.share(10.0) is None

@@ -38,8 +38,8 @@ class FakeProc:
 
 
 def test_shares_of_the_time_of_the_cpus_it_may_use(tmp_path, monkeypatch):
-    own, proc = [0], FakeProc(tmp_path)
-    monkeypatch.setattr(time, "process_time_ns", lambda: own[0])
+    process_ns, proc = [0], FakeProc(tmp_path)
+    monkeypatch.setattr(time, "process_time_ns", lambda: process_ns[0])
     watch = SystemMonitor(proc=proc.folder)
     assert watch.end().cpu_steal is None  # less than a tick says nothing
     proc.set_ticks(user=1000, idle=1000, steal=500)
@@ -47,12 +47,12 @@ def test_shares_of_the_time_of_the_cpus_it_may_use(tmp_path, monkeypatch):
     proc.set_ticks(user=1000, idle=1000, steal=10)
     watch.begin()
     proc.set_ticks(user=1000 + 60, idle=1000 + 10, steal=10 + 30)  # 100 ticks in all
-    own[0] = 45 * 10**9 // os.sysconf("SC_CLK_TCK")  # 45 ticks are this process's
-    found = watch.end()
-    assert found.cpu_steal == pytest.approx(0.30)
-    assert found.cpu_others == pytest.approx(0.15)
-    assert found.cpu_load is not None
-    assert (found.gpu, found.energy_j) == (None, None)
+    process_ns[0] = 45 * 10**9 // os.sysconf("SC_CLK_TCK")  # 45 ticks are this process's
+    result = watch.end()
+    assert result.cpu_steal == pytest.approx(0.30)
+    assert result.cpu_others == pytest.approx(0.15)
+    assert result.cpu_load is not None
+    assert (result.gpu, result.energy_j) == (None, None)
     # Of waiting threads the seconds are summed, per second.
     now = [0]
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
@@ -69,8 +69,8 @@ def test_shares_of_the_time_of_the_cpus_it_may_use(tmp_path, monkeypatch):
 def test_where_the_system_tells_nothing_it_is_none(tmp_path, text):
     if text is not None:
         (tmp_path / "stat").write_text(text)
-    found = SystemMonitor(proc=tmp_path).end()
-    assert (found.cpu_steal, found.cpu_others, found.cpu_waiting) == (None, None, None)
+    result = SystemMonitor(proc=tmp_path).end()
+    assert (result.cpu_steal, result.cpu_others, result.cpu_waiting) == (None, None, None)
 
 
 class FakeNvml(types.ModuleType):
@@ -163,9 +163,9 @@ def test_energy_and_throttling_over_a_turn(fake):
     watch = SystemMonitor(interference.open_gpus(["GPU-a"]), energy=True)
     unasked = SystemMonitor(interference.open_gpus(["GPU-a"]))
     fake.millijoules, fake.reasons = 45_500, 0x80
-    found = watch.end()
-    assert found.energy_j == pytest.approx(40.5)
-    assert found.gpu[0]["throttle"] == ["power_cap", "hardware_thermal", "power_brake"]
+    result = watch.end()
+    assert result.energy_j == pytest.approx(40.5)
+    assert result.gpu[0]["throttle"] == ["power_cap", "hardware_thermal", "power_brake"]
     assert unasked.end().energy_j is None
 
 
@@ -178,15 +178,15 @@ def test_without_nvml_or_with_an_unknown_gpu_there_is_none(fake, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("uuids", "devices", "said"),
+    ("uuids", "devices", "message"),
     [
         ([], ["cpu"], "this run computes on the CPU"),
         (["GPU-b"], ["GPU-b"], "GPU-b has no energy counter"),
         (["GPU-z"], ["GPU-z"], "needs an NVIDIA driver and nvidia-ml-py"),
     ],
 )
-def test_energy_is_refused_where_it_cannot_be_read(fake, uuids, devices, said):
-    with pytest.raises(ConfigurationError, match=said) as refusal:
+def test_energy_is_refused_where_it_cannot_be_read(fake, uuids, devices, message):
+    with pytest.raises(ConfigurationError, match=message) as refusal:
         interference.check_energy(interference.open_gpus(uuids), devices)
     assert "Type measure=timed." in str(refusal.value)
     interference.check_energy(interference.open_gpus(["GPU-a"]), ["GPU-a"])
