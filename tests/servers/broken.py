@@ -148,10 +148,10 @@ HTTP = {
     "bad chunk": Broken("cut", raw=lambda: [_CHUNKED + b"xyz\r\n"]),
     "html": Broken("cut", raw=response("200 OK", b"<html>" * 99, b"Content-Type: text/html")),
     **{
-        f"Retry-After: {value}": Broken(
-            "http_429", raw=response("429 No", b"", b"Retry-After: " + value.encode()), wait_s=wait_s
+        f"Retry-After: {wait}": Broken(
+            "http_429", raw=response("429 No", b"", b"Retry-After: " + wait.encode()), wait_s=wait_s
         )
-        for value, wait_s in {
+        for wait, wait_s in {
             "nan": 0.0, "inf": 60.0, "-5": 0.0, "9" * 400: 60.0, "2.5": 2.5,
             "Wed, 21 Oct 2037 07:28:00 GMT": 0.0,
         }.items()
