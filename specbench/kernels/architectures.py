@@ -53,7 +53,7 @@ JOINED = ("qkv_proj", "gate_up_proj")
 
 
 def known_part(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
-    """Which part of a layer a module is, and its family's traits; None of an unknown class."""
+    """Look up a module's part of a layer and its family's traits; None for unknown classes."""
     kind = type(module)
     if not kind.__module__.startswith("transformers.models."):
         return None, None
@@ -61,13 +61,13 @@ def known_part(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
 
 
 def inputs_of(module: Any) -> list[Any]:
-    """The linears that read ``module``'s input, in the order of their outputs."""
+    """List the linears that read ``module``'s input, in the order of their outputs."""
     names = [*JOINED, *(name for together in SIBLINGS for name in together)]
     return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
 def sliding_window(attention: Any) -> int | None:
-    """The layer's window, from where its class takes it."""
+    """Read the layer's window from where its class takes it."""
     _, family = known_part(attention)
     holder = attention.config if family and family.window_in_config else attention
     window: int | None = getattr(holder, "sliding_window", None)
@@ -75,7 +75,7 @@ def sliding_window(attention: Any) -> int | None:
 
 
 def window_sizes(model: PreTrainedModel) -> tuple[int, ...]:
-    """The sliding-window sizes that ``model``'s layers hand to attention, without repeats."""
+    """List the distinct sliding-window sizes that ``model``'s layers hand to attention."""
     config = model.config.get_text_config()
     size = getattr(config, "sliding_window", None)
     if size is None or getattr(config, "use_sliding_window", True) is False:
@@ -110,7 +110,7 @@ _FEATURES = {
 
 
 def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
-    """Refuse what a layer asks of attention besides, where it would move a number."""
+    """Refuse further arguments of a layer's attention that would change a number."""
     lacking = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
     if lacking:
         named = ", ".join(f"{k} ({_FEATURES[k]})" if k in _FEATURES else k for k in lacking)
@@ -124,7 +124,7 @@ def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
 
 
 def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: int) -> int | None:
-    """Tokens up to which our passes are the model's own; None: as many as it takes.
+    """Find the longest text for which our passes equal the model's; None: no such limit.
 
     Args:
         subject: the model as its user names it, e.g. ``model.id=FOLDER``.
@@ -167,7 +167,7 @@ def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: in
 
 
 def scaled_every(model: PreTrainedModel) -> list[int]:
-    """Tokens after which layers scale attention by another number, time and again."""
+    """List the token counts after which layers change attention's scale, again and again."""
     config = model.config.get_text_config()
     lengths = []
     if getattr(config, "attn_temperature_tuning", False):
@@ -179,13 +179,13 @@ def scaled_every(model: PreTrainedModel) -> list[int]:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """Of the model, or of each kind of its layers."""
+    """List the RoPE settings of the model, or of each kind of its layers."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def _switches(config: Any) -> list[tuple[int, str]]:
-    """Lengths of text at which a model computes differently, and what changes there."""
+    """List text lengths at which a model computes differently, and what changes there."""
     switches = []
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type")
@@ -206,7 +206,7 @@ def _switches(config: Any) -> list[tuple[int, str]]:
 
 
 def is_mixture(model: PreTrainedModel) -> bool:
-    """Whether a router chooses experts: at a near tie, a rounding gives a row another one.
+    """Return True for mixtures of experts, where a rounding at a near tie changes the expert.
 
     Such a row says nothing; a fault shows in most rows.
     """

@@ -43,7 +43,7 @@ class AttentionPlan:
     sines: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """``mask`` on ``device``, copied there once a pass: a model may be spread over several."""
+        """Copy ``mask`` to ``device`` once a pass: a model may be spread over several."""
         if mask.device == device:
             return mask
         key = (id(mask), device)
@@ -52,14 +52,14 @@ class AttentionPlan:
         return self.moved[key]
 
     def fold(self, mask: torch.Tensor, times: int) -> torch.Tensor:
-        """``mask [.., rows, keys]`` with all its rows ``times`` times over, made once a pass."""
+        """Repeat the rows of ``mask [.., rows, keys]`` ``times`` times, once a pass."""
         key = (id(mask), times)
         if key not in self.folded:
             self.folded[key] = mask.repeat(1, 1, times, 1)
         return self.folded[key]
 
     def signed(self, sin: torch.Tensor) -> torch.Tensor:
-        """``sin [.., size]`` with its first half negated, made once a pass.
+        """Negate the first half of ``sin [.., size]``, once a pass.
 
         A rotation then multiplies a head whose halves are swapped by it, and negates nothing.
         """
@@ -123,7 +123,7 @@ def attend(
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention under ``plan``.
+    """Compute scaled dot-product attention under ``plan``.
 
     Args:
         module: transformers hands it over; named in refusals.
@@ -183,7 +183,7 @@ def _capped(
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention with capped scores, written out: no kernel of torch caps them.
+    """Compute attention with capped scores step by step: no kernel of torch caps them.
 
     As transformers has it, with the softmax in float32 whatever the dtype.
     """
@@ -203,7 +203,7 @@ def _capped(
 
 
 def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """``query [batch, heads, rows, head_dim]`` as rows of the key heads that they look at.
+    """View ``query [batch, heads, rows, head_dim]`` as rows of the key heads they look at.
 
     Neighbouring heads share a key head: ``[batch, kv_heads, heads / kv_heads * rows, head_dim]``.
     """
@@ -211,7 +211,7 @@ def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 
 def unfolded_heads(out: torch.Tensor, groups: int) -> torch.Tensor:
-    """What attention gives for `folded_heads`, as ``[batch, rows, heads, head_dim]``.
+    """Turn attention's output for `folded_heads` into ``[batch, rows, heads, head_dim]``.
 
     Kernels lay it out in different ways, the memory-efficient one with rows before heads, so that
     it cannot be viewed as one row a head.

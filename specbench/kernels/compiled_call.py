@@ -40,7 +40,7 @@ class Segment:
 
     @property
     def keys(self) -> int:
-        """Rows of the cache that the pass reads or writes for its text."""
+        """Rows of the cache that the pass reads or writes for its sequence."""
         return self.past + self.held + self.rows
 
 
@@ -83,14 +83,14 @@ class CompiledCall:
             fields[field] = self._address(value)
 
     def _address(self, value: Any) -> int:
-        """Of a tensor or an array, which is kept from now on; 0 for None."""
+        """Take the address of a tensor or array and keep it alive; 0 for None."""
         if value is None:
             return 0
         self._referenced.append(value)
         return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
 
     def _product(self, product: Product) -> list[int]:
-        """The words of a product: its panels, their form and its bias."""
+        """List the fields of a product: its panels, their form and its bias."""
         panels = self._address(product.panels)
         return [panels, form_of(product.panels).number, self._address(product.bias)]
 
@@ -102,7 +102,7 @@ class CompiledCall:
         of_heads: Sequence[Any],
         beside: Any = None,
     ) -> list[int]:
-        """A row of the table of weights.
+        """Fill a row of the table of weights.
 
         Args:
             before, behind: weights of the norms before attention and before the gated product.
@@ -123,7 +123,7 @@ class CompiledCall:
         ]
 
     def _reserve(self, rows: int, keys: int) -> None:
-        """Buffers for calls of so many rows, and of texts of so many keys."""
+        """Allocate buffers for calls of so many rows over sequences of so many keys."""
         fields, self._rows, self._keys = self._fields, rows, keys
         queries = int(fields[pass_kernels.HEADS]) * self._head_dim
         both = queries + 2 * int(fields[pass_kernels.KV_HEADS]) * self._head_dim
@@ -144,7 +144,7 @@ class CompiledCall:
         self._threads = 0
 
     def _use_threads(self) -> None:
-        """Scratch for each of torch's threads."""
+        """Allocate scratch memory for each of torch's threads."""
         threads = torch.get_num_threads()
         if threads == self._threads:
             return
@@ -162,7 +162,7 @@ class CompiledCall:
         sin: torch.Tensor,
         segments: Sequence[Segment],
     ) -> None:
-        """Run it over ``states [rows, hidden]``, which then are those behind the last layer.
+        """Run it over ``states [rows, hidden]``, which it overwrites with the last layer's.
 
         ``cos`` and ``sin`` are ``[rows, head_dim]``.
         """

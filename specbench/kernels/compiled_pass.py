@@ -58,18 +58,18 @@ class PackedModel:
 
     @property
     def panels(self) -> list[torch.Tensor]:
-        """Those of all products."""
+        """Panels of all products."""
         products = [product for layer in self.layers for product in layer]
         return [product.panels for product in (*products, self.lm_head)]
 
 
 def packed_model(model: Any) -> PackedModel | None:
-    """What `prepare` packed of ``model``; None where its passes go through its layers."""
+    """Get what `prepare` packed of ``model``; None if its passes go through its layers."""
     return getattr(model, _PACKED, None)
 
 
 def packed_memory(model: PreTrainedModel) -> list[torch.Tensor]:
-    """The memory of ``model``'s float32 panels, as float32 ``[n]`` a mapping."""
+    """List the memory of ``model``'s float32 panels, float32 ``[n]`` for each mapping."""
     packed = packed_model(model)
     spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
     for panels in packed.panels if packed else ():
@@ -151,7 +151,7 @@ class CompiledPass(CompiledCall):
         self._lent: Callable[[], object] = lambda: None  # the part of it that a tensor still holds
 
     def _memory_of_logits(self, rows: int) -> torch.Tensor:
-        """``[rows, vocab]``, padded; the last pass's again, where nobody holds that any more.
+        """Get memory ``[rows, vocab]``, padded; reuses the last pass's once it is released.
 
         The system gives pages to a large tensor and takes them back, which costs milliseconds.
         """
@@ -182,7 +182,7 @@ class CompiledPass(CompiledCall):
         keep: int = 0,
         hidden_layers: Sequence[int] = (),
     ) -> PassOutputs | None:
-        """The pass over ``ids [rows]`` at ``positions [rows]``, the segments' rows in a line.
+        """Run the pass over ``ids [rows]`` at ``positions [rows]``, segment after segment.
 
         None where it has more rows or keys than this is for: then nothing has been written.
 
@@ -273,7 +273,7 @@ def _too_large(model: Any, memory_bytes: int) -> str | None:
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Why passes of ``model`` cannot be run by one call; None where they can, once it is packed."""
+    """Say why passes of ``model`` cannot be run by one call; None if they can, once packed."""
     network: Any = model
     kind = type(model).__name__
     family = kind.removesuffix("ForCausalLM")
@@ -300,7 +300,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _unchanged(network: Any, family: str) -> bool:
-    """Whether each part is of the family's class, with nobody's hook on it."""
+    """Return True if all parts have the family's classes, without hooks."""
     expected = {f"{family}{part}" for part in (NORM, ATTENTION, GATED)}
     expected |= {f"{family}{part}" for part in ("ForCausalLM", "Model", "DecoderLayer")}
     classes = set()
@@ -318,7 +318,7 @@ def _unchanged(network: Any, family: str) -> bool:
 
 
 def linears_of_layer(layer: Any) -> tuple[list[Any], ...]:
-    """The linears of attention's input and output, and of the gated product's, as in the call."""
+    """List the linears of attention's input and output, and the gated product's, as in the call."""
     attention, mlp = layer.self_attn, layer.mlp
     return inputs_of(attention), [attention.o_proj], inputs_of(mlp), [mlp.down_proj]
 

@@ -44,7 +44,7 @@ def key_buckets(most: int) -> list[int]:
 
 
 def device_lives(device: torch.device) -> bool:
-    """Whether a GPU still answers; a CPU does. Waits for the GPU."""
+    """Return True if a GPU still answers, or for a CPU. Waits for the GPU."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -54,7 +54,7 @@ def device_lives(device: torch.device) -> bool:
 
 
 def check_device(device: torch.device, error: Exception, running: str, before: str) -> None:
-    """Go on behind ``error`` where it was one piece of work's own.
+    """Return if ``error`` affects only the work that raised it.
 
     Args:
         running: what raised it; ``before``: what had run before that.
@@ -84,7 +84,7 @@ def _forget_work_space() -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Around a capture: what it finds and leaves behind belongs to its graph."""
+    """Isolate a capture: memory that it finds and leaves belongs to its graph."""
     collects = gc.isenabled()
     gc.disable()  # a graph that nobody holds would be destroyed in the middle of this one
     _forget_work_space()  # products take it from the graph's pool, which lives as long as the graph
@@ -118,7 +118,7 @@ class Recorded:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
-        """From the buffers to the outputs, without the host: what a graph captures."""
+        """Compute the outputs from the buffers, without the host: a graph captures it."""
         raise NotImplementedError
 
     def capture(self, pool: Any) -> None:
@@ -230,7 +230,7 @@ class GraphRecorder:
 
 
 def _no_memory(error: RuntimeError) -> bool:
-    """Whether the device was out of memory: the driver, which a graph asks too, says so in words.
+    """Return True if the device was out of memory, by the driver's message if need be.
 
     cuBLAS has a status of its own.
     """

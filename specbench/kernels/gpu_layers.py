@@ -61,7 +61,7 @@ class Fusion:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Passes within run fused."""
+        """Run passes within fused."""
         self.is_active = True
         try:
             yield
@@ -87,7 +87,7 @@ class _Forward:
         raise NotImplementedError
 
     def _product(self, linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of all ``linears`` as one."""
+        """Join weights and biases of all ``linears``."""
         first = linears[0]
         if len(linears) == 1:
             return first.weight, first.bias
@@ -97,7 +97,7 @@ class _Forward:
 
 
 def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``parts`` below one another; they become views of the result, so that it takes no memory."""
+    """Concatenate ``parts``, which become views of the result, so that it takes no memory."""
     stacked = torch.cat([part.detach() for part in parts])
     start = 0
     for part in parts:
@@ -231,7 +231,7 @@ def _kind(module: Any) -> type[_Forward] | None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether nobody would miss it being called: no hooks, no other linear in its place."""
+    """Return True if it can be bypassed: no hooks, no other linear in its place."""
     is_known_class = type(module) is nn.Linear or known_part(module)[0] == NORM
     hooks = module._forward_hooks or module._forward_pre_hooks
     ours = isinstance(vars(module).get("forward"), _Forward)

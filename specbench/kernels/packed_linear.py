@@ -35,7 +35,7 @@ class Product:
 
     @classmethod
     def of(cls, linears: Sequence[Any]) -> Product:
-        """Pack linears that read one input: their outputs stand behind one another."""
+        """Pack linears that read one input; their outputs are concatenated."""
         weights = [shortest(linear.weight) for linear in linears]
         if len({(weight.dtype, weight.shape[2:]) for weight in weights}) > 1:
             weights = [linear.weight.detach() for linear in linears]
@@ -47,7 +47,7 @@ class Product:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in]`` to ``[..., out]``."""
+        """Map ``[..., in]`` to ``[..., out]``."""
         out = panel_kernels.panel_gemm(x.reshape(-1, x.shape[-1]), self.panels, self.out_features)
         if self.bias is not None:
             out.add_(self.bias)
@@ -64,7 +64,7 @@ class PackedLinear(nn.Module):
         self.product = Product.of([linear])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[..., in]`` to ``[..., out]``."""
+        """Map ``[..., in]`` to ``[..., out]``."""
         return self.product(x)
 
 
@@ -87,7 +87,7 @@ def pack_linears(module: nn.Module, form: str = FLOAT32.name) -> None:
 def product_of(
     weight: torch.Tensor, bias: torch.Tensor | None, packed: str | None = None
 ) -> nn.Module:
-    """A product with a matrix that lies elsewhere, packed with its values rounded to a form."""
+    """Make a product with a given matrix, packed with its values rounded to a form."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

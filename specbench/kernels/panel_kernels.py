@@ -114,7 +114,7 @@ class _Weights:
         self._quants = behind
 
     def of(self, first: Any, within: Any) -> Any:
-        """The float32 weights of input ``first + within``, a vector."""
+        """Read the float32 weights of input ``first + within``, a vector."""
         b, form = self._b, self._form
         if form is FLOAT32:
             offset = b.mul(b.mul(b.add(first, within), self._step), self._index(4))
@@ -150,7 +150,7 @@ class _Weights:
 
 
 def _tile(rows: int, form: Form) -> Any:
-    """The product of one panel with ``rows`` rows, as compiled code.
+    """Compile the product of one panel with ``rows`` rows.
 
     Its arguments are addresses of the panel ``[k, WIDTH]``, of the inputs ``[rows, k]`` and of the
     outputs, each with the distance of two of its rows in elements, then ``k``.
@@ -214,7 +214,7 @@ def _tile(rows: int, form: Form) -> Any:
 
 
 def _rows_of(form: Form) -> Any:
-    """A panel's product with any number of rows, as compiled code."""
+    """Compile a panel's product with any number of rows."""
     one_row, two_rows, three_rows, four_rows = (_tile(rows, form) for rows in (1, 2, 3, 4))
     five_rows, six_rows, seven_rows, full = (_tile(rows, form) for rows in (5, 6, 7, TILE))
 
@@ -265,12 +265,12 @@ def _rows(
 def _few(
     form: int, panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, n: int
 ) -> None:
-    """One panel's product with ``n`` rows, for compiled code of other files; as ``_tile``."""
+    """Multiply one panel with ``n`` rows, for compiled code of other files; as ``_tile``."""
     _rows(form, panel, step, x, across, out, stride, k, n)
 
 
 def _share(call: Any) -> None:
-    """One thread's part of a product: ``call`` holds addresses and sizes, see ``multiply``."""
+    """Compute one thread's part of a product; ``call`` holds addresses and sizes."""
     weights, form, panel_bytes, x, out, rows, k, panels = carray(call, 8)
     thread, threads = _thread(), _threads()
     first, last = panels * thread // threads, panels * (thread + 1) // threads
@@ -293,7 +293,7 @@ def _share(call: Any) -> None:
 
 @cache
 def compiled() -> tuple[Any, Any]:
-    """``GOMP_parallel`` of torch's OpenMP library (or an error) and the address of ``_share``."""
+    """Get ``GOMP_parallel`` of torch's OpenMP library (or an error) and ``_share``'s address."""
     lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     parallel = lib.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
@@ -310,7 +310,7 @@ def compiled() -> tuple[Any, Any]:
 
 @cache
 def available() -> bool:
-    """Whether panels work with this build of torch: its OpenMP library and a product agree."""
+    """Test panels with this build of torch: its OpenMP library, and a product's result."""
     weight, x = torch.randn(16, 8), torch.randn(3, 8)
     try:
         out = panel_gemm(x, pack(weight), len(weight))
@@ -326,12 +326,12 @@ def set_distance(form: Form, rows: int, distance: int) -> None:
 
 
 def distances(form: Form) -> dict[int, int]:
-    """By rows, up to ``TILE`` together, how many bytes ahead memory is asked for."""
+    """Map rows, up to ``TILE``, to the bytes ahead that memory is requested."""
     return dict(enumerate(_distances[form.number, 1:].tolist(), 1))
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """``weight [out, in]`` as panels, zeros in the last one.
+    """Pack ``weight [out, in]`` into panels, zeros in the last one.
 
     Float32 comes as ``[ceil(out / WIDTH), in, WIDTH]``. Blocks of GGUF files, bytes
     ``[out, in / QUANTS, bytes]``, come as ``[ceil(out / WIDTH), in / QUANTS, bytes of the
@@ -357,7 +357,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def form_of(panels: torch.Tensor) -> Form:
-    """How the numbers of panels, or of weights that are to be packed, lie in memory."""
+    """Tell the form of panels, or of weights that are to be packed."""
     if panels.dtype == torch.float32:
         return FLOAT32
     return (
@@ -370,7 +370,7 @@ def _padded(blocks: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _laid_blocks(blocks: torch.Tensor) -> torch.Tensor:
-    """Bytes ``[panels, WIDTH, blocks, bytes]`` in the order in which a panel is read."""
+    """Reorder bytes ``[panels, WIDTH, blocks, bytes]`` as a panel is read."""
     form = form_of(blocks)
     halves = 2 if form is Q8_0 else 4
     scales = blocks[..., :halves].unflatten(-1, (-1, 2)).permute(0, 2, 3, 1, 4).flatten(2)
@@ -383,7 +383,7 @@ def _laid_blocks(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
-    """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded."""
+    """Map ``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view if panels are padded."""
     n_panels, form = len(panels), form_of(panels)
     k = panels.shape[1] * (QUANTS if panels.dtype == torch.uint8 else 1)
     rows = x.shape[0]
@@ -404,7 +404,7 @@ _arenas = threading.local()
 
 
 def _memory(count: int) -> torch.Tensor:
-    """``[count]`` float32 within a large mapping, which goes when nothing in it is used."""
+    """Allocate ``[count]`` float32 in a large mapping, freed when nothing in it is used."""
     left: torch.Tensor | None = getattr(_arenas, "left", None)
     if left is None or left.numel() < count:
         size = max(_ARENA, 4 * count)

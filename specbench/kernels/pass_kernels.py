@@ -10,9 +10,9 @@ values lie, and which of the uncommitted rows each of its rows sees. Attention r
 everything else does not know of them.
 
 All sums are added in one order whatever the number of rows. A row is therefore the same to the last
-bit alone and among others, as long as the keys that it sees stand at the same places.
+bit alone and among others, as long as the keys that it sees have the same positions.
 
-One file, because numba's cache on disk notices a change in a function's own file only. The
+All in one file, because numba's cache on disk notices only changes of a function's file. The
 products are ``panel_kernels``'s, called by address.
 """
 
@@ -35,7 +35,7 @@ from numba.extending import intrinsic
 from specbench.kernels import panel_kernels
 from specbench.kernels.panel_kernels import CHUNK, FLOAT32, FORMS, QUANTS, WIDTH
 
-# Places in a call: sizes first, then addresses.
+# Fields of a call: sizes first, then addresses.
 (
     ROWS, KEPT, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, SEGMENTS, SCRATCH_BYTES,
     COSINES, SINES, WEIGHTS, SEGMENT_TABLE, WANTED, FINAL_NORM,
@@ -44,8 +44,8 @@ from specbench.kernels.panel_kernels import CHUNK, FLOAT32, FORMS, QUANTS, WIDTH
     BESIDE, JOINED, JOIN, JOIN_FORM, JOIN_BIAS,
     CALL_WORDS,
 ) = range(38)  # fmt: skip
-# Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks. Behind a
-# product's panels stand the number of their form and the bias. A layer with ``BESIDE_NORM`` reads
+# Fields of a layer's row in the table of weights; the address 0 is a part that the layer lacks. A
+# product's panels are followed by the number of their form and the bias. A layer with ``BESIDE_NORM`` reads
 # what lies at ``BESIDE``, normed by it, and behind it the normed state.
 (
     NORM_1, QKV, QKV_FORM, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_FORM, OUT_BIAS,
@@ -77,7 +77,7 @@ _BLOCK_BYTES = tuple(WIDTH * form.bytes_per_block for form in FORMS)  # by numbe
 
 
 def _typed(kind: Any) -> Any:
-    """Compiled code that makes a number a pointer to ``kind``."""
+    """Compile the cast of a number to a pointer to ``kind``."""
     pointer = types.CPointer(kind)
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -105,7 +105,7 @@ _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _atomic(emit: Callable[..., Any], takes_value: bool) -> Any:
-    """Compiled code of an atomic operation on a word: what ``emit`` gives, or the word before."""
+    """Compile an atomic operation on a word; it gives ``emit``'s result or the word before."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def operation(_context: Any, address: Any, value: Any) -> Any:
@@ -168,7 +168,7 @@ def _all(value: float) -> Any:
 
 
 def _at(b: Any, address: Any, index: Any = None, kind: Any = _VECTOR) -> Any:
-    """The place of the vector that begins ``index`` numbers behind an address."""
+    """Make a pointer to the vector that begins ``index`` numbers after an address."""
     pointer = b.inttoptr(address, kind.element.as_pointer())
     return b.bitcast(pointer if index is None else b.gep(pointer, [index]), kind.as_pointer())
 
@@ -184,7 +184,7 @@ def _store(b: Any, value: Any, pointer: Any) -> None:
 
 
 def _exponential(b: Any, x: Any) -> Any:
-    """Powers of e of a vector of numbers up to 0, to two roundings; NaN stays."""
+    """Compute powers of e of a vector of numbers up to 0, to two roundings; NaN stays."""
     near = b.fcmp_ordered(">=", x, _all(_LEAST))
     z = b.select(near, x, _all(_LEAST))
     halves = b.fsub(b.fmul(z, _all(1 / math.log(2))), _all(0.5))
@@ -204,7 +204,7 @@ def _exponential(b: Any, x: Any) -> Any:
 
 
 def _across(b: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """One number of all of a vector."""
+    """Reduce a vector to one number."""
     distance = WIDTH // 2
     while distance:
         turned = [(i + distance) % WIDTH for i in range(WIDTH)]
@@ -216,7 +216,7 @@ def _across(b: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _softmax(_context: Any, scores: Any, keys: Any, scale: Any) -> Any:
-    """Scores ``[keys]`` (whole vectors) become powers of e, at most 1; one over their sum."""
+    """Replace scores ``[keys]`` by powers of e, at most 1; return one over their sum."""
 
     def generate(_: Any, b: Any, _signature: Any, args: Any) -> Any:
         address, count, scale = args
@@ -250,7 +250,7 @@ def _softmax(_context: Any, scores: Any, keys: Any, scale: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _gate(_context: Any, gate: Any, up: Any, out: Any) -> Any:
-    """A vector ``gate * sigmoid(gate) * up``."""
+    """Compute a vector ``gate * sigmoid(gate) * up``."""
 
     def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         gate, up = (_load(b, _at(b, address)) for address in args[:2])
@@ -265,7 +265,7 @@ def _gate(_context: Any, gate: Any, up: Any, out: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _keep_best(_context: Any, values: Any, best: Any, panels: Any, panel: Any) -> Any:
-    """Where a vector of logits exceeds the best so far, or is no number, it and its panel stay."""
+    """Keep logits that exceed the best so far, or are NaN, and their panel's number."""
 
     def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         value, best_pointer = _load(b, _at(b, args[0])), _at(b, args[1])
@@ -285,7 +285,7 @@ def _keep_best(_context: Any, values: Any, best: Any, panels: Any, panel: Any) -
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _transpose(_context: Any, source: Any, size: Any, out: Any) -> Any:
-    """A block of ``_LANES`` rows, ``size`` numbers apart, as columns of ``out [_LANES, WIDTH]``."""
+    """Transpose ``_LANES`` rows, ``size`` numbers apart, into ``out [_LANES, WIDTH]``."""
 
     def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
         source, size, out = args
@@ -346,7 +346,7 @@ def _rotate(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 @njit  # type: ignore[untyped-decorator]
 def _head_at(address: int, size: int, normed: int, epsilon: float) -> Any:
-    """A head of a query or key, divided by its root mean square where the layer does that."""
+    """Read a head of a query or key; norm it if the layer does."""
     head = carray(_floats(address), size)
     if normed:
         _norm(head, normed, head, epsilon)
@@ -355,7 +355,7 @@ def _head_at(address: int, size: int, normed: int, epsilon: float) -> Any:
 
 @njit  # type: ignore[untyped-decorator]
 def _gate_row(product: int, inner: int, out: int) -> None:
-    """``out [inner]`` of a row's gate and, behind it, up; both are padded to whole vectors."""
+    """Compute ``out [inner]`` of a row's gate and up, adjacent and padded to whole vectors."""
     last = inner - inner % WIDTH
     for i in range(0, last, WIDTH):
         _gate(product + 4 * i, product + 4 * (inner + i), out + 4 * i)
@@ -383,7 +383,7 @@ def _panel_bytes(form: int, k: int) -> int:
 def _multiply(
     layer: Any, field: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
 ) -> None:
-    """One of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded to panels.
+    """Compute one of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded.
 
     The product's panels, their form and its bias start at ``field`` of a layer's row.
     """
@@ -411,7 +411,7 @@ def _add_bias(bias: int, out: int, stride: int, rows: int, panel: int, outputs: 
 
 @njit  # type: ignore[untyped-decorator]
 def _transpose_keys(keys: int, size: int, out: int) -> None:
-    """``WIDTH`` keys ``[WIDTH, size]`` as a panel ``[size, WIDTH]``."""
+    """Transpose ``WIDTH`` keys ``[WIDTH, size]`` into a panel ``[size, WIDTH]``."""
     whole = size - size % _LANES
     for j in range(0, WIDTH, _LANES):
         for i in range(0, whole, _LANES):
@@ -429,7 +429,7 @@ def _attend(
     segment: Any, first: int, count: int, head: int, keys_at: int, values_at: int,
     queries: int, attended: Any, scratch: int, heads: int, kv_heads: int, size: int, scale: Any,
 ) -> None:  # fmt: skip
-    """Of one key head, ``count`` queries from the ``first`` of a segment's on.
+    """Attend with ``count`` queries of one key head, from the segment's ``first`` on.
 
     A key head's queries are those of its group of heads for each row, row by row. Scratch holds a
     panel of keys, the scores, what is attended, and where heads are no whole panels, values.
@@ -485,7 +485,7 @@ def _attend(
 
 @njit  # type: ignore[untyped-decorator]
 def _attention(call: Any, segments: Any, layer: int, thread: int, threads: int, scale: Any) -> None:
-    """A thread's part of all queries; of a chunk of them it goes through the keys once."""
+    """Compute a thread's queries; a chunk of them reads the keys once."""
     heads, kv_heads, size, rows = call[HEADS], call[KV_HEADS], call[HEAD_DIM], call[ROWS]
     group = heads // kv_heads
     attended = carray(_floats(call[ATTENDED]), (rows, heads * size))
@@ -548,7 +548,7 @@ def _add(x: Any, more: Any) -> None:
 
 @njit  # type: ignore[untyped-decorator]
 def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
-    """A thread's panels of the logits, and by row and lane the best of them."""
+    """Compute a thread's panels of the logits, and the best of them by row and lane."""
     rows, hidden, vocab, form = call[KEPT], call[HIDDEN], call[VOCAB], call[LM_HEAD_FORM]
     panels = -(-vocab // WIDTH)
     stride = panels * WIDTH
@@ -579,7 +579,7 @@ def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
 
 @njit  # type: ignore[untyped-decorator]
 def _choose(call: Any, row: int, threads: int) -> int:
-    """The id of a row's largest logit, the smallest of equal ones; -1 where it is not finite."""
+    """Choose the id of a row's largest logit, the smallest on ties; -1 if not finite."""
     rows = call[KEPT]
     top, choice = float32(-np.inf), -1
     for thread in range(threads):
@@ -603,7 +603,7 @@ def _copy(x: Any, out: Any) -> None:
 
 @njit  # type: ignore[untyped-decorator]
 def _read_rows(call: Any, weights: Any, first: int, last: int, epsilon: float) -> None:
-    """What a layer's attention reads of a thread's rows."""
+    """Prepare what a layer's attention reads of a thread's rows."""
     rows, hidden, wide = call[ROWS], call[HIDDEN], call[HIDDEN]
     states = carray(_floats(call[STATES]), (rows, hidden))
     if weights[BESIDE_NORM]:
@@ -621,7 +621,7 @@ def _read_rows(call: Any, weights: Any, first: int, last: int, epsilon: float) -
 
 @njit  # type: ignore[untyped-decorator]
 def _layers(call: Any, thread: int, threads: int) -> None:
-    """One thread's part of all layers; ``STATES`` are behind the last one then."""
+    """Run one thread's part of all layers; ``STATES`` then hold the last one's output."""
     rows, hidden, layers, inner = call[ROWS], call[HIDDEN], call[LAYERS], call[INNER]
     size, heads, kv_heads = call[HEAD_DIM], call[HEADS], call[KV_HEADS]
     first, last = rows * thread // threads, rows * (thread + 1) // threads
@@ -680,7 +680,7 @@ def _layers(call: Any, thread: int, threads: int) -> None:
 
 
 def _pass(address: Any) -> None:
-    """One thread's part of a pass."""
+    """Run one thread's part of a pass."""
     call = carray(address, CALL_WORDS)
     thread, threads = int64(_thread()), int64(_threads())
     rows, hidden, layers = call[ROWS], call[HIDDEN], call[LAYERS]
@@ -703,7 +703,7 @@ def _pass(address: Any) -> None:
 
 
 def _head(address: Any) -> None:
-    """One thread's part of a trained head's pass: its layers, behind a product where it has one."""
+    """Run one thread's part of a trained head's pass: its layers, after a product if any."""
     call = carray(address, CALL_WORDS)
     thread, threads = int64(_thread()), int64(_threads())
     rows, hidden = call[ROWS], call[HIDDEN]
@@ -723,7 +723,7 @@ def _head(address: Any) -> None:
 
 @cache
 def compiled(part: str = "pass") -> Callable[[Any, int], None]:
-    """A pass, or a ``head``'s, as a function of a call's words and a number of threads.
+    """Compile a pass, or a ``head``'s: a function of a call's fields and a number of threads.
 
     Raises what ``panel_kernels`` does where torch's OpenMP library is another one.
     """
@@ -740,6 +740,6 @@ def compiled(part: str = "pass") -> Callable[[Any, int], None]:
 
 
 def scratch_bytes(size: int, keys: int) -> int:
-    """What one thread's attention needs, for heads of ``size`` and texts of ``keys`` tokens."""
+    """Compute one thread's scratch, for heads of ``size`` and sequences of ``keys`` tokens."""
     padded, wide = -(-keys // WIDTH) * WIDTH, -(-size // WIDTH) * WIDTH
     return 4 * (size * WIDTH + CHUNK * (padded + wide) + padded * WIDTH + CHUNK)

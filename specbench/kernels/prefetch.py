@@ -27,7 +27,7 @@ _measured: set[tuple[panel_kernels.Form, int]] = set()  # with how many threads
 
 
 def choose_distances(products: Sequence[torch.Tensor]) -> dict[str, dict[int, int]]:
-    """Measure and set how far ahead panels are asked for, by their form and the rows of a pass.
+    """Measure and set how far ahead panels are requested, by their form and a pass's rows.
 
     Each timing reads on where the last one ended, as a pass does, so that weights come from where a
     pass finds them. What stands stays unless another distance is clearly faster: two runs then

@@ -35,13 +35,13 @@ def note_form(weight: torch.Tensor, blocks: torch.Tensor) -> None:
 
 
 def shortest(weight: torch.Tensor) -> torch.Tensor:
-    """The blocks that were noted for ``weight``, else its values as they are."""
+    """Get the blocks that were noted for ``weight``, else its values as they are."""
     blocks: torch.Tensor | None = getattr(weight, _NOTE, None)
     return weight.detach() if blocks is None else blocks
 
 
 def short_bytes(weight: torch.Tensor) -> int:
-    """Bytes of `shortest`."""
+    """Count the bytes of `shortest`."""
     return shortest(weight).nbytes
 
 
@@ -64,7 +64,7 @@ def round_to(module: nn.Module, form: str) -> None:
 
 
 def q8_0(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``weight [out, in]`` in the blocks of GGUF's Q8_0, ``[out, in / 32, 34]``, and their values.
+    """Convert ``weight [out, in]`` to GGUF's Q8_0 ``[out, in / 32, 34]``, and its values.
 
     A block has the half of a scale, then 32 signed bytes.
     """
@@ -78,7 +78,7 @@ def q8_0(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unchanged_regions() -> Regions:
-    """Private mappings of files of which no page was written to; none where nobody tells."""
+    """List private mappings of files without a written page; none if the system tells nothing."""
     try:
         lines = _MAPS.read_text(errors="replace").splitlines()
     except OSError:
@@ -95,7 +95,7 @@ def unchanged_regions() -> Regions:
 
 
 def give_back(weight: torch.Tensor, regions: Regions) -> bool:
-    """Let the pages of ``weight`` go where they lie in ``regions``; whether they do."""
+    """Release the pages of ``weight`` if they lie in ``regions``; return True if they do."""
     begin = weight.data_ptr()
     end = begin + weight.nbytes
     if not weight.is_contiguous() or not any(a <= begin and end <= b for a, b in regions):

@@ -51,7 +51,7 @@ class Slot:
             self._target.commit(tree, path)
 
     def free_rows(self) -> int:
-        """Draft nodes that still fit behind the committed text."""
+        """Count the draft nodes that still fit after the committed tokens."""
         return min(self.cache.max_len - self.cache.length - 1, self._target.max_nodes)
 
 
@@ -130,7 +130,7 @@ class BatchTarget:
             )
 
     def read(self, prompt: IntArray) -> None:
-        """Let all slots have read one prompt, which is read once: to time passes behind it."""
+        """Fill all slots with one prompt, read once, to time passes after it."""
         first, *others = self.slots
         first.prefill(prompt)
         for slot in others:
@@ -155,7 +155,7 @@ class BatchTarget:
     def forward(
         self, drafts: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
     ) -> list[Scores]:
-        """One pass over root and draft of each text; commits nothing.
+        """Run one pass over root and draft of each sequence; commits nothing.
 
         Args:
             drafts: what `check` has read, each of another slot.
@@ -194,7 +194,7 @@ class NewRows:
 
 @torch.inference_mode()
 def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
-    """What `Target.append` or `Target.extend` gives for each: by one pass, where they are several.
+    """Run `Target.append` or `Target.extend` for each request, all of them in one pass.
 
     Their targets are twins, or one and its twins.
     """
@@ -242,7 +242,7 @@ def _joint_pass(
     texts: Sequence[_Text],
     hidden_layers: tuple[int, ...] = (),
 ) -> Scores:
-    """One pass over ``ids``, the rows of all texts in turn; their scores in that order."""
+    """Run one pass over ``ids``, the rows of all sequences in turn; scores in that order."""
     positions = torch.cat([t.depths[-t.rows :] + t.cache.length for t in texts])
     if compiled is not None:
         target.hidden_states.check(hidden_layers)
@@ -264,7 +264,7 @@ def _joint_pass(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody has taken where the model is."""
+    """Measure the free memory of the device that the model is on."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return host_memory.free_bytes()

@@ -88,7 +88,7 @@ class FixedShape(Recorded):
     def _masks(
         self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
     ) -> AttentionPlan:
-        """Masks of a pass whose rows see ``seen [rows, keys]``, windows aside.
+        """Make the masks of a pass whose rows see ``seen [rows, keys]``, windows aside.
 
         ``of_keys`` gives the positions of the keys; it is called where a window hides something.
         """
@@ -134,7 +134,7 @@ class StaticNodes(FixedShape):
             self._key_positions[length : length + total] = depths + length
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
-        """Logits ``[rows, vocab]``."""
+        """Compute logits ``[rows, vocab]``."""
         length, first, end, count, tree = self._numbers.split(1)
         slots = self._row_numbers + first
         # Padded rows stand where any model has a position, and see what a chain would.
@@ -257,7 +257,7 @@ class StaticPass(FixedShape):
         self.visible.copy_(self._host_visible, non_blocking=True)
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
-        """Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64.
+        """Compute logits ``[batch * rows, vocab]``; ``[2 * rows + 2]`` int64 if the pass verifies.
 
         Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
         first (padded with their own numbers), how many of them there are, and whether a draft token
@@ -307,7 +307,7 @@ class StaticPass(FixedShape):
         candidates: torch.Tensor,
         choices: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Greedy verification without a walk: a node is accepted if no ancestor fails to match.
+        """Verify greedily without a walk: a node is accepted if no ancestor fails to match.
 
         Of equally deep accepted nodes the first wins, as in `longest_match` of the greedy verifier.
         """
@@ -421,7 +421,7 @@ class GraphTarget(GraphRecorder, Target):
             self._capture_all([hidden_layers])
 
     def _capture_all(self, hidden_layers: Iterable[tuple[int, ...]]) -> None:
-        """Of each shape that is known, where passes are recorded at all."""
+        """Capture every known shape, if passes are recorded at all."""
         if not self.captures:
             return
         _, most, batch = self._sizes
@@ -435,7 +435,7 @@ class GraphTarget(GraphRecorder, Target):
                         self._pass(rows, keys, batch_rows, layers)
 
     def _free(self) -> None:
-        """Also the passes, whose graphs point into the cache that goes and hold memory too."""
+        """Free the cache and the passes, whose graphs point into it and hold memory, too."""
         for step in self._passes.values():
             if isinstance(step, StaticPass):
                 # An unread outcome and its pass hold each other: frozen, the collector leaves them.
@@ -446,11 +446,11 @@ class GraphTarget(GraphRecorder, Target):
 
     @property
     def captures(self) -> bool:
-        """Whether passes are recorded as graphs."""
+        """True if passes are recorded as graphs."""
         return self.device.type == "cuda" if self._capture is None else self._capture
 
     def free_rows(self) -> int:
-        """Draft nodes that still fit behind the committed text, with their padding."""
+        """Count the draft nodes that still fit after the committed tokens, padding included."""
         free = self.cache.max_len - self.cache.length
         fitting = [bucket for bucket in ROW_BUCKETS if bucket <= free]
         return (fitting[-1] if fitting and free <= ROW_BUCKETS[-1] else free) - 1
@@ -567,7 +567,7 @@ class GraphTarget(GraphRecorder, Target):
     def _pass(
         self, rows: int, keys: int, batch: int, hidden_layers: tuple[int, ...]
     ) -> FixedShape | None:
-        """The pass of a shape, made when it is first asked for; None where it was not recorded."""
+        """Get the pass of a shape, made on first use; None if it could not be recorded."""
         shape = (rows, keys, batch, hidden_layers)
         if shape not in self._passes:
             step: FixedShape

@@ -22,7 +22,7 @@ from specbench.kernels.compiled_pass import packed_model
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The list of modules that has the configuration's number of layers."""
+    """Find the list of modules that has the configuration's number of layers."""
     lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
     n_layers = model.config.get_text_config().num_hidden_layers
     return next(m for m in lists if len(m) == n_layers)
@@ -54,7 +54,7 @@ class HiddenStates:
 
     @contextmanager
     def collected(self, numbers: Sequence[int]) -> Iterator[Mapping[int, torch.Tensor]]:
-        """What passes within it leave behind: ``[batch * rows, hidden]`` by number, as wanted."""
+        """Collect the states ``[batch * rows, hidden]`` of passes within, by number."""
         states: dict[int, torch.Tensor] = {}
         if not numbers:
             yield states

@@ -23,14 +23,14 @@ _LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes ar
 
 
 def in_place(path: IntArray) -> bool:
-    """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
+    """Return True if ``path`` is the first nodes of its tree, so that no row has to move."""
     return not len(path) or int(path[-1]) == len(path) - 1
 
 
 def layer_devices(
     model: PreTrainedModel, n_layers: int, device: torch.device
 ) -> list[torch.device]:
-    """Where each layer is: on ``device``, or where ``device_map`` has put it."""
+    """List each layer's device: ``device``, or the one that ``device_map`` chose."""
     placed = getattr(model, "hf_device_map", None)
     if not placed or len(set(placed.values())) == 1:
         return [device] * n_layers
@@ -50,7 +50,7 @@ class KVCache:
 
     @staticmethod
     def length_for(max_len: int, rows: int) -> int:
-        """Tokens of a cache for texts of ``max_len`` and passes of ``rows`` behind them."""
+        """Compute a cache's length for ``max_len`` tokens and passes of ``rows`` after them."""
         return -(-(max_len + rows) // _LENGTH_STEP) * _LENGTH_STEP
 
     def __init__(
@@ -93,7 +93,7 @@ class KVCache:
         return sum(s.numel() * s.element_size() for s in self._storage.values())
 
     def reset(self) -> None:
-        """Forget everything; memory stays as it is, since nothing behind ``length`` is read."""
+        """Forget everything; memory stays as it is, since nothing past ``length`` is read."""
         self.length = self.retained = self._shared = 0
 
     # -- what transformers' decoder layers call during a pass --------------------------------
@@ -101,7 +101,7 @@ class KVCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new rows ``[batch, kv_heads, rows, head_dim]`` behind those there are.
+        """Append a layer's new rows ``[batch, kv_heads, rows, head_dim]``.
 
         Returns:
             Views ``[batch, kv_heads, length + retained + rows, head_dim]`` of keys and values.
@@ -115,7 +115,7 @@ class KVCache:
         return keys, values
 
     def _written(self, cached: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """All rows that there are with ``new [..., batch, kv_heads, rows, size]`` behind them."""
+        """Append ``new [..., batch, kv_heads, rows, size]`` and return all rows."""
         cached = cached[..., : new.shape[-4], :, :, :]
         if self._static is not None:
             slots, end = self._static
@@ -127,12 +127,12 @@ class KVCache:
         return cached[..., :end, :]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Committed rows; part of transformers' interface."""
+        """Return the committed rows; part of transformers' interface."""
         return self.length
 
     @contextmanager
     def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
-        """Passes within write at ``slots [rows]`` and see ``keys`` rows: shapes without the length.
+        """Let passes within write at ``slots [rows]`` and see ``keys`` rows, whatever the length.
 
         The mask of attention hides keys that hold nothing.
         """
@@ -156,7 +156,7 @@ class KVCache:
             storage.zero_()
 
     def segments(self, texts: int, rows: int, visible: torch.Tensor | None) -> list[Segment]:
-        """Of a pass that is run by one call: ``rows`` rows behind each of the first ``texts``.
+        """Describe ``rows`` rows after each of the first ``sequences``, for a pass in one call.
 
         ``visible`` as in ``Segment``.
         """
@@ -187,7 +187,7 @@ class KVCache:
         self.retained = retained
 
     def commit_row(self, row: int, count: int) -> None:
-        """Batch layout: commit the first ``count`` rows of batch row ``row`` for all batch rows."""
+        """Commit the first ``count`` rows of batch row ``row`` for all batch rows."""
         end = self.length + count
         for storage in self._storage.values():
             new = storage[:, :, :, self.length : end]
@@ -196,7 +196,7 @@ class KVCache:
         self.retained = 0
 
     def broadcast(self) -> None:
-        """Batch layout: bring all batch rows up to row 0.
+        """Bring all rows of a batch layout up to row 0.
 
         A prompt and a tree pass write row 0 alone, so a batch pass calls this first.
         """
@@ -233,5 +233,5 @@ class TextCaches:
         return [key for key, _ in written], [value for _, value in written]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Committed rows of the longest text; transformers reads it and this project does not."""
+        """Return the longest sequence's committed rows; only transformers reads it."""
         return max(cache.length for cache in self._caches)

@@ -68,7 +68,7 @@ def model_files_present(config: RunConfig | ModelConfig) -> None:
 
 
 def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a configuration, or of its ``model`` node.
+    """Load the tokenizer of a configuration, or of its ``model`` node.
 
     Raises:
         WeightsNotFound: it is neither local nor reachable.
@@ -91,7 +91,7 @@ def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 hex over vocabulary, merges and special tokens; stable over machines."""
+    """Hash vocabulary, merges and special tokens (SHA-256 hex); stable over machines."""
     content: dict[str, Any] = {
         "vocab": sorted(tokenizer.get_vocab().items()),
         "special": sorted(
@@ -180,7 +180,7 @@ def load_model(
 def in_memory(
     model: ModelConfig, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> LoadedModel:
-    """A model that someone else loaded, ready to decode; ``model`` describes it.
+    """Wrap a model that the caller loaded, ready to decode; ``model`` describes it.
 
     It is put into eval mode, without gradients; `specbench.models.restore` undoes it. No file is
     known to hold its weights, so their hash is over a few values of each parameter.
@@ -200,7 +200,7 @@ def in_memory(
 
 
 def offered_attention(config: PreTrainedConfig, name: str) -> str:
-    """``name``, or ``eager`` where transformers has no ``sdpa`` for a model (Gemma-2).
+    """Return ``name``, or ``eager`` if transformers has no ``sdpa`` for a model (Gemma-2).
 
     Ours replaces it; the self-check and transformers' own loops run on it.
     """
@@ -211,7 +211,7 @@ def offered_attention(config: PreTrainedConfig, name: str) -> str:
 
 
 def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
-    """Refuse layers that were left on the host or on disk, to be fetched anew in every pass.
+    """Refuse layers that were left on the host or on disk, to be fetched again in every pass.
 
     Such a pass is timed by a bus and not by the model, so no speedup over it says anything.
     """
@@ -235,7 +235,7 @@ def shape_model(
     attention: str = "sdpa",
     seed: int = 0,
 ) -> PreTrainedModel:
-    """The architecture of ``shape_config`` with seeded random weights, made on the device."""
+    """Make the architecture of ``shape_config`` on the device, with seeded random weights."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -298,7 +298,7 @@ def _loaded(
 def _end_ids(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[frozenset[int], str]:
-    """The ids that end an answer, and a note on sources that name others ("" where none does).
+    """List the ids that end an output, with a note on sources that name others, or "".
 
     Of the first source that names any, in transformers' order.
     """
@@ -348,7 +348,7 @@ _CHANGES_GREEDY: dict[str, object] = {
 
 
 def _not_applied(network: PreTrainedModel) -> str:
-    """A note on what `generate` would apply and we do not; "" where there is nothing."""
+    """Note what `generate` would apply and we do not; "" if there is nothing."""
     settings = {name: getattr(network.generation_config, name, None) for name in _CHANGES_GREEDY}
     applied = [
         f"{name}={value}"
@@ -361,7 +361,7 @@ def _not_applied(network: PreTrainedModel) -> str:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars for what takes two seconds, and no report: what it holds, we check.
+    """Switch off progress bars and loading reports, whose content we check ourselves.
 
     The hub's download bars stay.
     """
@@ -380,7 +380,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
+    """Choose the device of ``model.device``; ``auto`` is the first GPU, else the CPU.
 
     Raises:
         ConfigurationError: there is no such device; or it is ``auto`` and the machine has a GPU

@@ -57,21 +57,21 @@ def _text(model: Any) -> int:
 
 
 def _text_bytes(model: Any) -> int:
-    """Keys and values of its whole context, or of 4,096 tokens where that is longer."""
+    """Estimate keys and values of its whole context, of 4,096 tokens at most."""
     kv_heads, size = _heads(model.shape_config)
     layers = model.shape_config["num_hidden_layers"]
     return int(2 * layers * kv_heads * size * _BYTES.get(str(model.dtype), 4) * _text(model))
 
 
 def _heads(shape: Any) -> tuple[int, int]:
-    """Key heads, and the size of a head."""
+    """Read the number of key heads, and the size of a head."""
     heads = shape["num_attention_heads"]
     size = shape.get("head_dim") or shape["hidden_size"] // heads
     return shape.get("num_key_value_heads") or heads, size
 
 
 def _parameters(shape: Any) -> int:
-    """Of a decoder in Llama's shape, without norms and biases."""
+    """Count the parameters of a decoder in Llama's shape, without norms and biases."""
     wide, (kv_heads, size) = shape["hidden_size"], _heads(shape)
     attention = wide * size * 2 * (shape["num_attention_heads"] + kv_heads)
     layer = attention + 3 * wide * shape["intermediate_size"]
@@ -80,7 +80,7 @@ def _parameters(shape: Any) -> int:
 
 
 def _named_parameters(name: str) -> int:
-    """Parameters that a model's name tells, as ``1.1B`` or ``68m``; 0 where it tells none."""
+    """Read the parameters from a model's name, as ``1.1B`` or ``68m``; 0 if it has none."""
     match = re.search(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", name.lower())
     return int(float(match[1]) * {"b": 1e9, "m": 1e6}[match[2]]) if match else 0
 
@@ -144,7 +144,7 @@ def _refuse(model: ModelConfig, required: int, free: int, where: str, remedy: st
 
 
 def _shape(model: ModelConfig) -> dict[str, Any] | None:
-    """Of its own config.json where it is a folder, which the yaml may not describe."""
+    """Read the shape from a folder's config.json, which the yaml may not describe."""
     folder = weights.local_folder(model)
     shape: Any = getattr(model, "shape_config", None)  # a draft's has none
     if folder is not None and not model.shape:

@@ -21,7 +21,7 @@ from specbench.system import cuda_settings
 
 @contextmanager
 def given_back(model: PreTrainedModel) -> Iterator[None]:
-    """Undo at its end what happens to ``model`` within, also after an error.
+    """Undo on exit what happened to ``model`` within, also after an error.
 
     Undone are: replaced or added modules, hooks and ``forward``s, the attention, training mode,
     ``requires_grad``, and parameters that became views of a common matrix. Values of weights are
@@ -56,7 +56,7 @@ def _address(parameter: torch.nn.Parameter) -> int | None:
 
 
 def _holders(model: PreTrainedModel) -> list[Any]:
-    """The modules, their configurations and those inside them; each once."""
+    """List the modules, their configurations and those inside them, each once."""
     holders: dict[int, Any] = {id(module): module for module in model.modules()}
     waiting = [value for module in model.modules() for value in vars(module).values()]
     while waiting:
@@ -68,7 +68,7 @@ def _holders(model: PreTrainedModel) -> list[Any]:
 
 
 def _attributes(holder: object) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
-    """Each attribute, and what is in it where it is a dictionary (children, parameters, hooks)."""
+    """Copy the attributes, and the content of dictionaries (children, parameters, hooks)."""
     return {
         name: (value, dict(value) if isinstance(value, dict) else None)
         for name, value in vars(holder).items()

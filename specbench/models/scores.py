@@ -14,14 +14,14 @@ from specbench.kernels.compiled_pass import PassOutputs
 
 
 def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
-    """``[rows]`` the largest logit's id, the smallest id on ties; -1 where it is not finite."""
+    """Choose ``[rows]`` ids of largest logits, the smallest id on ties; -1 if not finite."""
     ids = logits.argmax(-1)
     top = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     return torch.where(torch.isfinite(top), ids, -1)
 
 
 def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
-    """``Scores.select [1 + batch * (rows - 1)]`` of a batch layout of ``batch * rows`` rows.
+    """Make ``Scores.select [1 + batch * (rows - 1)]`` for a layout of ``batch * rows`` rows.
 
     The first row's root, then the nodes of each row.
     """
@@ -50,7 +50,7 @@ class Outcome:
         return self._values
 
     def path(self) -> IntArray:
-        """``[a]`` the accepted nodes, whose rows the pass has kept.
+        """Return ``[a]``, the accepted nodes, whose rows the pass has moved.
 
         Raises:
             CaseFailed: a token of the draft, which was on the device, is outside the vocabulary.
@@ -62,7 +62,7 @@ class Outcome:
         return values[first : first + int(values[-2]) - 1] - 1
 
     def choices(self, rows: int) -> IntArray:
-        """``[rows]`` greedy choices of root and nodes; -1 where logits are not finite."""
+        """Return ``[rows]`` greedy choices of root and nodes; -1 where logits are not finite."""
         return self.read()[:rows]
 
 
@@ -82,7 +82,7 @@ class Scores:
     def of(
         outputs: PassOutputs, depths: IntArray = ROOT_ALONE, select: torch.Tensor | None = None
     ) -> Scores:
-        """Of a pass that was run by one call."""
+        """Take the scores of a pass that was run by one call."""
         return Scores(outputs.logits, select, outputs.hidden, depths, choices=outputs.choices)
 
     def part(self, selected: slice, depths: IntArray = ROOT_ALONE) -> Scores:
@@ -118,7 +118,7 @@ class Scores:
         return {i: states.index_select(0, self.select) for i, states in self.states.items()}
 
     def greedy(self) -> torch.Tensor | IntArray:
-        """``[n + 1]`` on the device, or on the host where the pass gives them, see `greedy_ids`."""
+        """Return ``[n + 1]`` `greedy_ids`, on the host if the pass gives them."""
         if self.choices is not None:
             return self.choices if self.select is None else self.choices[self.select.numpy()]
         ids = greedy_ids(self.raw)

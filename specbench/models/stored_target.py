@@ -95,7 +95,7 @@ def _needs_model(subject: str) -> NeedsNotMet:
 
 
 def _end_files(model: ModelConfig) -> list[Path]:
-    """The weight files that have embedding or LM head; only those are fetched from the hub."""
+    """List the weight files with embedding or LM head; only those are fetched from the hub."""
     for index in _files(model, *_INDEXES):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return _files(model, *sorted({file for key, file in named.items() if _is_end(key)}))
@@ -106,7 +106,7 @@ def _end_files(model: ModelConfig) -> list[Path]:
 
 
 def _files(model: ModelConfig, *names: str) -> list[Path]:
-    """Those of the files ``names`` that the model has."""
+    """Find those of the files ``names`` that the model has."""
     from transformers.utils.hub import cached_file
 
     location, options = weights.source(model)

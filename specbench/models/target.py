@@ -119,13 +119,13 @@ class Target:
         return sample_weights(self.model)
 
     def memory_bytes(self, rows: int) -> int:
-        """Weights with their packed copies, and a cache of ``rows`` tokens."""
+        """Count the bytes of weights, their packed copies, and a cache of ``rows`` tokens."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return int(weights + self.packed_weights["bytes"] + rows * self.token_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Keys and values of a token of a text."""
+        """Bytes of one token's keys and values."""
         return self.cache.nbytes // (self.cache.max_len * self.cache.batch)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
@@ -186,12 +186,12 @@ class Target:
         return self._sizes[1] - 1
 
     def free_rows(self) -> int:
-        """Draft nodes that still fit behind the committed text."""
+        """Count the draft nodes that still fit after the committed tokens."""
         return self.cache.max_len - self.cache.length - 1
 
     @contextmanager
     def on(self, cache: KVCache | TextCaches) -> Iterator[None]:
-        """Passes within it, and what they commit, are of another text, or of several."""
+        """Let passes within, and their commits, use another sequence's cache, or several caches."""
         saved, self.cache = self.cache, cast("KVCache", cache)
         try:
             yield
@@ -237,7 +237,7 @@ class Target:
 
     @torch.inference_mode()
     def append(self, ids: torch.Tensor) -> Scores:
-        """Read ``ids [n]`` (on the device) as text behind the committed text.
+        """Read ``ids [n]`` (on the device) as text after the committed tokens.
 
         Their rows are committed; uncommitted ones must have been dropped. Scores of the last one.
         """
@@ -250,7 +250,7 @@ class Target:
     def extend(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor
     ) -> Scores:
-        """Read more nodes of a tree that grows behind the committed text.
+        """Read more nodes of a tree that grows after the committed tokens.
 
         Their rows are held: the next such pass sees them. Unlike `forward` there is no root: the
         last committed token has its row in the cache already.
@@ -269,7 +269,7 @@ class Target:
     def _nodes(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
     ) -> Scores:
-        """A pass over rows that see the committed text and, of the uncommitted, ``visible``.
+        """Run a pass over rows that see the committed tokens and, of the uncommitted, ``visible``.
 
         None: all before them.
         """
@@ -322,7 +322,7 @@ class Target:
         return Scores(logits.flatten(0, 1), select, hidden, depths)
 
     def row_layout(self, tree: DraftTree) -> tuple[int, int] | None:
-        """Number and draft tokens of the rows that ``tree`` is read in; None: read as a tree."""
+        """Give number and draft tokens of the rows that ``tree`` is read in; None: as a tree."""
         return tree.rows if tree.rows and self.cache.batch >= tree.rows[0] > 1 else None
 
     def _row_ids(self, root: int, tree: DraftTree, k: int, w: int) -> torch.Tensor:
@@ -384,7 +384,7 @@ class Target:
     def _in_one_call(
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, **more: Any
     ) -> PassOutputs | None:
-        """The pass over ``ids [texts, rows]``; None where it is not run by one call."""
+        """Run the pass over ``ids [sequences, rows]``; None if it is not run by one call."""
         if self.compiled is None:
             return None
         self.hidden_states.check(more.get("hidden_layers", ()))
@@ -395,7 +395,7 @@ class Target:
     def seen(
         self, tree: DraftTree, geometry: TreeGeometry
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Which rows of a tree see each other ``[rows, rows]``, and their depths ``[rows]``.
+        """Compute which rows of a tree see each other ``[rows, rows]``, and depths ``[rows]``.
 
         ``geometry`` has read the tree.
         """
@@ -408,14 +408,14 @@ class Target:
         return visibility(to_device(tree.parents, self.device))  # n numbers instead of n * n
 
     def lower_triangle(self, n: int, before: int = 0) -> torch.Tensor | None:
-        """What rows of a chain see of ``before`` others and of themselves; None where it is all."""
+        """Mask what rows of a chain see of ``before`` others and of themselves; None: all."""
         if n == 1:
             return None
         ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
         return ones.tril(before)
 
     def positions(self, n: int) -> torch.Tensor:
-        """``[n]`` from 0, on the device."""
+        """Return ``[n]`` positions from 0, on the device."""
         return self._key_positions[:n]
 
     def plan_of(

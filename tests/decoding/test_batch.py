@@ -136,7 +136,7 @@ def test_texts_that_choose_their_rows_together_stay_what_they_are(
 ):
     target, batch = targets()
     plain = alone(target, [Drafter(name="ar")] * 5)
-    file = surface(tmp_path, 1 + 0.2 * np.arange(60), texts=5, dtype="float64")
+    file = surface(tmp_path, 1 + 0.2 * np.arange(60), n_sequences=5, dtype="float64")
     knobs = {"policy": "marginal", "surface": file, "drafter": inner}
     drafted = offered = 0
     for count in (1, 2, 5):

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def find_gguf(package: str, file_name: str) -> Path:
-    """Path of ``file_name`` inside the installed ``package``, which is never imported.
+    """Find ``file_name`` inside the installed ``package``, which is never imported.
 
     Raises:
         WeightsNotFound: the package is not installed or lacks the file.

@@ -51,7 +51,7 @@ def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | No
 
 
 def _note_blocks(network: PreTrainedModel, path: Path) -> int:
-    """Note the file's blocks beside the weights that were made of them; how many there are.
+    """Note the file's blocks on the weights made of them; return how many there are.
 
     None, where some linear's values are not those of its blocks.
     """
@@ -90,7 +90,7 @@ def _note_blocks(network: PreTrainedModel, path: Path) -> int:
 
 
 def _orders(blocks: torch.Tensor, config: Any) -> Iterator[torch.Tensor]:
-    """``blocks [out, ..]`` in the orders that rows can have: the file's, and that of two halves.
+    """Yield ``blocks [out, ..]`` in the orders that rows can have: the file's, and two halves'.
 
     GGUF files have the two numbers that a rotation turns side by side, transformers half a head
     apart.

@@ -97,7 +97,7 @@ def check_folder(model: ModelConfig) -> Path:
 
 
 def _fault(folder: Path) -> str:
-    """What is wrong with the files of a folder; "" for nothing."""
+    """Say what is wrong with the files of a folder; "" for nothing."""
     if not folder.is_dir():
         return "there is no such folder"
     if not (folder / "config.json").is_file():
@@ -151,7 +151,7 @@ def commit(model: ModelConfig) -> str | None:
 
 
 def _snapshot(model: ModelConfig) -> Path | None:
-    """The folder of the revision in the hub's cache, perhaps not complete; it is the commit's."""
+    """Find the revision's folder in the hub's cache, named by commit, perhaps incomplete."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(str(model.id), "config.json", revision=model.revision)
@@ -159,7 +159,7 @@ def _snapshot(model: ModelConfig) -> Path | None:
 
 
 def _cached_snapshot(model: ModelConfig) -> Path | None:
-    """The folder of a complete download in the hub's cache, or None."""
+    """Find the folder of a complete download in the hub's cache, or None."""
     folder = _snapshot(model)
     complete = folder is not None and not _fault(folder) and any(folder.glob("tokenizer*"))
     return folder if complete else None

@@ -55,13 +55,13 @@ class AuditTolerance:
 
 
 def fixed_tolerance(dtype: torch.dtype) -> AuditTolerance | None:
-    """The dtype's own; None in half precision."""
+    """Look up the dtype's fixed tolerance; None in half precision."""
     value = TOLERANCE.get(str(dtype).removeprefix("torch."))
     return None if value is None else AuditTolerance(value)
 
 
 def chosen_prompts(prompts: Sequence[IntArray], context_length: int) -> list[IntArray]:
-    """A few of a run's prompts, from all over it, that leave room for an answer's tokens."""
+    """Choose a few of a run's prompts, evenly spaced, that leave room for output tokens."""
     fitting = [p for p in prompts if len(p) + TOKENS <= context_length]
     selected = list(fitting[:: max(1, len(fitting) // _PROMPTS)][:_PROMPTS])
     return selected or [prompts[0][: context_length - TOKENS]]
@@ -69,7 +69,7 @@ def chosen_prompts(prompts: Sequence[IntArray], context_length: int) -> list[Int
 
 @torch.inference_mode()
 def calibrate(targets: Sequence[Target], prompts: Sequence[IntArray]) -> AuditTolerance:
-    """The tolerance for these engines of one model; the first one's are the plain passes.
+    """Measure the tolerance for engines of one model; the first one's passes are AR's.
 
     The targets must hold each prompt and `TOKENS` more; what their caches hold is lost.
     """
@@ -100,7 +100,7 @@ def calibrate(targets: Sequence[Target], prompts: Sequence[IntArray]) -> AuditTo
 
 
 def _one_row(target: Target, prompt: IntArray) -> tuple[IntArray, torch.Tensor]:
-    """A greedy answer ``[n]``, and the logits ``[n - 1, vocab]`` behind all its tokens but one."""
+    """Decode a greedy output ``[n]``, with logits ``[n - 1, vocab]`` after all tokens but one."""
     token = int(target.prefill(prompt).logits[-1].argmax())
     answer, rows = [token], []
     for _ in range(TOKENS - 1):
@@ -112,7 +112,7 @@ def _one_row(target: Target, prompt: IntArray) -> tuple[IntArray, torch.Tensor]:
 
 
 def _many_rows(target: Target, prompt: IntArray, answer: IntArray, rows: int) -> torch.Tensor:
-    """Logits behind the answer's tokens, as far as a pass of ``rows`` rows holds them."""
+    """Compute logits after the output's tokens, as many as a pass of ``rows`` rows holds."""
     target.prefill(prompt)
     chain = answer[1:rows]
     # Siblings of the chain fill the pass: rows that nothing looks at, but that are computed.

@@ -95,7 +95,7 @@ class Spread(NamedTuple):
     rounding: float
 
     def tolerance(self, times: int) -> float:
-        """What may differ: the larger of both, so many times."""
+        """Multiply the larger of spread and rounding by ``times``."""
         return times * max(self)
 
 
@@ -108,7 +108,7 @@ class _Text(NamedTuple):
     nodes: IntArray  # [len(_PARENTS)]
 
     def trees(self, most: int) -> dict[str, DraftTree]:
-        """Chain and tree, each cut to its first ``most`` nodes."""
+        """Make chain and tree, each cut to its first ``most`` nodes."""
         return {
             "chain": DraftTree.chain(self.chain[:most]),
             "tree": DraftTree(self.nodes[:most], _PARENTS[:most]),
@@ -248,7 +248,7 @@ def make_text(model: PreTrainedModel, longest: int, seed: int = 0) -> tuple[_Tex
 
 
 def _path_to(node: int) -> list[int]:
-    """Nodes from below the root down to ``node``."""
+    """List the nodes from below the root down to ``node``."""
     return [*_path_to(int(_PARENTS[node])), node] if node >= 0 else []
 
 
@@ -270,7 +270,7 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
     states, numbers = HiddenStates(model), range(len(decoder_layers(model)) + 1)
 
     def behind(ids: list[int]) -> list[torch.Tensor]:
-        """Logits, and hidden states by layer, of rows behind the prompt."""
+        """Read ``ids`` after the prompt: logits, and hidden states by layer."""
         with states.collected(numbers) as hidden:
             logits = _read(model, ids, copy.deepcopy(prompt_pass.past_key_values)).logits[0]
         return [logits, *(hidden[i] for i in numbers)]
@@ -312,7 +312,7 @@ def measure_spread(single: torch.Tensor, *others: torch.Tensor, typical: bool = 
 
 
 def _differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``[rows]`` the largest between two numbers of each row that both have; inf for no number."""
+    """Compute ``[rows]`` largest differences, of the rows that both have; inf for NaN."""
     rows = min(len(a), len(b))
     a, b = a[:rows].double(), b[:rows].to(a.device).double()
     return torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf).amax(1)
@@ -323,7 +323,7 @@ def _differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tensor]:
-    """Logits by part; fewer rows where the target's largest tree has fewer nodes."""
+    """Compute logits by part; fewer rows if the target's largest tree has fewer nodes."""
     # Cloned, since a captured pass overwrites the logits of the pass before.
     prompt = target.prefill(text.prompt).logits[-1:].clone()
     rows, trees = {}, text.trees(target.max_nodes)
@@ -343,7 +343,7 @@ def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tens
 
 @torch.inference_mode()
 def _first_to_differ(target: Target, text: _Text, reference: _ReferenceRows) -> str:
-    """The layer where our hidden states leave the model's own."""
+    """Name the first layer whose hidden states differ from transformers'."""
     layers = tuple(range(len(reference.hidden["chain"])))
     target.prefill(text.prompt)
     by_layer = np.zeros(len(layers))

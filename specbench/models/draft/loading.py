@@ -134,7 +134,7 @@ def load_draft_model(
 
 
 def _placed(name: str, requested: str | None, target: Target) -> tuple[torch.device, int]:
-    """The draft's device, and how many devices were asked for, the target's among them.
+    """Choose the draft's device, and count the devices requested, the target's included.
 
     A device that this machine lacks does not stop the run: the draft then shares the target's, and
     every record says that one device did what two were asked for.
@@ -173,7 +173,7 @@ def _random_network(
 
 
 def read_id_map(folder: Path) -> IntArray | None:
-    """``[draft vocab]`` of a folder with a reduced vocabulary; None for any other.
+    """Read the ids ``[draft vocab]`` of a folder with a reduced vocabulary, or None.
 
     Raises:
         ConfigurationError: it does not hold a list of whole numbers, each from 0 on once at most.

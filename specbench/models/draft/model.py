@@ -103,7 +103,7 @@ class DraftModel:
         self._reserve_nodes(max_nodes)
 
     def _map_ids(self, id_map: IntArray) -> IntArray:
-        """``[target_vocab]`` the draft's id for each of the target's."""
+        """Map each of the target's ids to the draft's, ``[target_vocab]``."""
         in_target = id_map >= 0
         never = np.flatnonzero(~in_target)
         repeated = len(np.unique(id_map[in_target])) != in_target.sum()
@@ -124,7 +124,7 @@ class DraftModel:
         return draft_ids
 
     def twin(self) -> DraftModel:
-        """The same draft for another text: weights are shared, what it reads is not."""
+        """Copy the draft for another sequence; the two share weights and no cache."""
         other = copy.copy(self)
         other.target = self.target.twin()
         other._generator = torch.Generator(self.device)
@@ -173,7 +173,7 @@ class DraftModel:
             self._last = _last_row(self.target.prefill(text))
 
     def _read(self, tokens: IntArray) -> IntArray:
-        """The own ids of a text, some of whose tokens may be several of them."""
+        """Translate a text to the draft's ids; a token may become several of them."""
         text = self._host_ids(tokens) if self.shared is None else self.shared.expand(tokens)
         self._extra = len(text) - len(tokens)
         return text
@@ -245,7 +245,7 @@ class DraftModel:
     def _grow(
         self, parents: IntArray | torch.Tensor, first: int, end: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which nodes the new ones see ``[n, end]``, and the depths of all ``[end]``."""
+        """Compute which nodes the new ones see ``[n, end]``, and all depths ``[end]``."""
         if self._chain:
             self._visible[1 : first + 1] = self._numbers[None, :] <= self._numbers[:first, None]
             self._depths[1 : first + 1] = self._numbers[:first]
@@ -317,7 +317,7 @@ class DraftModel:
         return torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[n]`` the largest logit's id of the rows ``[n, own vocab]`` handed out last."""
+        """Choose ``[n]`` ids of largest logits, of the rows ``[n, draft vocab]`` returned last."""
         choices = self._choices
         if (
             choices is None
@@ -361,7 +361,7 @@ def latency_ratio(
     target_rows: int,
     draft_rows: int,
 ) -> int:
-    """Draft passes that fit into one target pass: the r of CARD, the gamma of PEARL.
+    """Count the draft passes that fit into one target pass: CARD's r, PEARL's gamma.
 
     ``measured`` holds what an earlier start of the run found for ``knob``, or gets what is measured
     now: ``ceil(t_target / t_draft)``, at least 1, of passes with so many rows. That empties both
@@ -378,7 +378,7 @@ def latency_ratio(
         draft.drop_nodes()
 
     def median_seconds(run: Callable[[], object], device: torch.device) -> float:
-        """The first call warms up."""
+        """Time passes, after one that warms up."""
         return median([seconds(run, device) for _ in range(1 + _TIMED_PASSES)][1:])
 
     target.prefill(_TIMED_TEXT)

@@ -43,7 +43,7 @@ class SharedVocabulary:
     reads: IntArray
 
     def expand(self, tokens: IntArray) -> IntArray:
-        """The draft's ids of the target's ``tokens``."""
+        """Translate the target's ``tokens`` to the draft's ids."""
         begins = self.begins[tokens]
         counts = self.begins[tokens + 1] - begins
         ends = np.cumsum(counts)
@@ -59,7 +59,7 @@ def shared_vocabulary(
     target_vocab: int,
     draft_vocab: int,
 ) -> SharedVocabulary:
-    """What two tokenizers share, of heads with so many ids, padding among them."""
+    """Match two tokenizers; the heads have so many ids, padding among them."""
     ours, theirs = token_texts(tokenizer), token_texts(draft)
     draft_ids: dict[tuple[bytes, bool], int] = {}
     for i, spelled in theirs.items():
@@ -89,7 +89,7 @@ def shared_vocabulary(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[bytes, bool]]:
-    """The bytes of each id, and whether it is a marker that stands for more than them.
+    """Map each id to its bytes, and whether it is a special marker.
 
     In the order of ids, those that spell a single byte last: where a tokenizer has the same bytes
     twice, its texts have the other one.
@@ -114,7 +114,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[bytes, bo
 
 
 def _cut(text: bytes, pieces: dict[bytes, int], longest: int) -> list[int]:
-    """Ids of the pieces that a text is cut into, each as long as can be; unknown bytes are lost."""
+    """Cut a text into pieces, the longest first; unknown bytes are lost."""
     ids, at = [], 0
     while at < len(text):
         for size in range(min(longest, len(text) - at), 0, -1):

@@ -41,7 +41,7 @@ class Checkpoint:
     tensors: Mapping[str, torch.Tensor]  # in the file's dtypes
 
     def refuse(self, reason: str) -> WeightsNotFound:
-        """The error for what is wrong with the file: ``FILE reason``."""
+        """Make the error ``FILE reason``."""
         return WeightsNotFound(f"{self.file} {reason}")
 
     def weight(self, key: str, target: TargetInfo) -> torch.Tensor:
@@ -154,7 +154,7 @@ def fill(
 
 
 def count(keys: Iterable[str], pattern: str) -> int:
-    """How many there are by the first group of ``pattern``, a number that counts from 0.
+    """Count items by the first group of ``pattern``, a number that counts from 0.
 
     Configurations say it too, and some of them wrongly. Let the group have two digits at most: for
     a number without end a file would name too many modules to make.
@@ -206,7 +206,7 @@ class ShortList:
         self._product = product_of(self.lm_head, self.lm_head_bias, target.packed)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[..., n]`` of states ``[..., hidden]`` after the final norm."""
+        """Compute logits ``[..., n]`` of states ``[..., hidden]`` after the final norm."""
         logits: torch.Tensor = self._product(states)
         return logits
 

@@ -28,19 +28,19 @@ MOST_ROWS = 64  # of a text in a compiled call: a prompt goes through torch's la
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Behind each other."""
+    """Concatenate."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def split(rows: torch.Tensor, counts: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Of `joined` rows each one's own."""
+    """Split `joined` rows again."""
     return [rows] if len(counts) == 1 else rows.split(list(counts))
 
 
 def row_call(
     shared: Hashable, function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
 ) -> ModelCall:
-    """Asks for ``function`` of ``rows [n, ...]``, which it takes row by row."""
+    """Ask for ``function`` of ``rows [n, ...]``, which it maps row by row."""
 
     def answer(requests: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return split(function(joined(requests)), [len(part) for part in requests])
@@ -183,7 +183,7 @@ class CompiledHead(CompiledCall):
         )
 
     def run(self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None) -> torch.Tensor:
-        """``[rows, hidden]`` behind the layers, of features and the embeddings that they read."""
+        """Run the layers over features and embeddings; ``[rows, hidden]``."""
         n, fields = len(rows), self._fields
         # The rows may be of several texts, each with a cache of its own size.
         keys = max(segment.keys for segment in rows.segments)
@@ -241,7 +241,7 @@ class TrainedHead(nn.Module):
 
     @property
     def join(self) -> nn.Module | None:
-        """What makes one state of embedding and feature before the layers."""
+        """The module that joins embedding and feature before the layers."""
         return None
 
     def reserve(self, max_len: int, max_nodes: int = 0) -> None:
@@ -284,7 +284,7 @@ class TrainedHead(nn.Module):
         return run_to_completion(self.catching_up(ids, states))
 
     def catching_up(self, ids: torch.Tensor, states: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """`catch_up`, its passes handed out."""
+        """Run `catch_up` as a generator that yields its passes."""
         if not self.layers:
             return states
         features = yield from self._featuring(states)
@@ -311,12 +311,12 @@ class TrainedHead(nn.Module):
     def extending(
         self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
     ) -> ModelWork[torch.Tensor]:
-        """`extend`, its pass handed out."""
+        """Run `extend` as a generator that yields its pass."""
         out: torch.Tensor = yield self._call(ids, features, self.cache.node_rows(parents))
         return out
 
     def step(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """``[n, hidden]`` features behind ``rows``: of a compiled call, or layer by layer.
+        """Compute features ``[n, hidden]`` after ``rows``, by a compiled call or layer by layer.
 
         A graph records the latter.
         """
@@ -326,7 +326,7 @@ class TrainedHead(nn.Module):
         return self._behind(self._read(tokens, features, rows))
 
     def scoring(self, features: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """`logits` of features ``[n, hidden]``, its product handed out."""
+        """Run `logits` of features ``[n, hidden]`` as a generator that yields its product."""
         logits: torch.Tensor = yield row_call(self.key("logits"), self.logits, features)
         return logits
 
@@ -334,20 +334,20 @@ class TrainedHead(nn.Module):
         return ids if self.target_ids is None else self.target_ids[ids]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """``[..., own vocab]`` of guessed features."""
+        """Compute logits ``[..., head's vocab]`` of guessed features."""
         raise NotImplementedError
 
     def key(self, *parts: Hashable) -> Hashable:
-        """What calls must have in common; twins have their parts."""
+        """Key the calls that can share a pass; copies of a head share its modules."""
         return *parts, id(self._modules)
 
     def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """What the layer reads in place of a guessed feature."""
+        """Make from true states what the layer reads in place of a guessed feature."""
         yield from ()
         return states
 
     def _embedded(self, ids: torch.Tensor) -> torch.Tensor | None:
-        """What the layers read of ids, ``[n, hidden]``."""
+        """Look up what the layers read of ids, ``[n, hidden]``."""
         return (self.target.embedding if self.embedding is None else self.embedding)[ids]
 
     def _call(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> ModelCall:
@@ -365,9 +365,9 @@ class TrainedHead(nn.Module):
         return split(out, [len(text_rows) for text_rows in rows])
 
     def _read(self, tokens: Any, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """``[n, hidden]`` behind the layers."""
+        """Run the layers; ``[n, hidden]``."""
         raise NotImplementedError
 
     def _behind(self, states: torch.Tensor) -> torch.Tensor:
-        """The features, of ``states [n, hidden]`` behind the layers."""
+        """Make features of ``states [n, hidden]`` after the layers."""
         return states

@@ -80,22 +80,22 @@ class HeadDrafter(ModelDrafter):
 
     @property
     def _nodes_read(self) -> int:
-        """Nodes that the head's cache holds at once at most."""
+        """The most nodes that the head's cache holds at once."""
         return 0
 
     @property
     def _variant(self) -> Hashable:
-        """What else than its folder and method decides what `_load` gives."""
+        """Further key of what `_load` gives, besides folder and method."""
         return None
 
     def _load(self, folder: Path, target: TargetInfo) -> Any:
-        """The ``TrainedHead`` in a folder."""
+        """Load the ``TrainedHead`` of a folder."""
         raise NotImplementedError
 
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """What a tree of ``levels`` levels is made of; ``feature [1, hidden]`` leads to the first.
+        """Draft ``levels`` levels of a tree; ``feature [1, hidden]`` leads to the first.
 
         ``number [1]`` is the root of a drafter that `reads_root`. Of others it is how many of the
         levels count, where a graph drafts more of them, else None.
@@ -103,7 +103,7 @@ class HeadDrafter(ModelDrafter):
         raise NotImplementedError
 
     def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
-        """The tree of what `_growing` gives for as many levels or more."""
+        """Build the tree from what `_growing` gives for as many levels or more."""
         raise NotImplementedError
 
     @property
@@ -129,7 +129,7 @@ class HeadDrafter(ModelDrafter):
         self._head = copy.copy(context.head_cache[which])
 
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
-        """All hidden states of the turn that begins, by number: in a replay that takes no times.
+        """Receive all hidden states of the next turn, by number, in a replay that is not timed.
 
         What depends on no draft may be computed at once, which reads the weights once.
         """
@@ -214,7 +214,7 @@ class HeadDrafter(ModelDrafter):
             )
 
     def _catch_up(self, state: DecodeState) -> ModelWork[bool]:
-        """Read what is unread; whether that was nothing, or done by a graph."""
+        """Read unread states; return True if there were none, or a graph read them."""
         waiting, self._waiting = self._waiting, []
         states = waiting[0] if len(waiting) == 1 else torch.cat(waiting) if waiting else None
         if not self._head.layers:
@@ -247,7 +247,7 @@ class HeadDrafter(ModelDrafter):
         return run_to_completion(fixed._growing(feature, self._levels, numbers[1:]))
 
     def _on_fixed_rows(self, length: torch.Tensor, keys: int) -> HeadDrafter:
-        """This drafter with a cache whose committed rows the device counts: ``length [1]``."""
+        """Copy this drafter, with a cache whose committed rows ``length [1]`` is on the device."""
         other = copy.copy(self)
         if self._head.layers:
             other._head = copy.copy(self._head)
@@ -335,7 +335,7 @@ class HeadGraphs(GraphRecorder):
         return True
 
     def draft(self, length: int, feature: torch.Tensor, number: int) -> torch.Tensor | None:
-        """What ``draft`` gives behind ``length`` rows; None where no graph does it."""
+        """Run ``draft`` after ``length`` rows; None if no graph does it."""
         step = self._step("drafting", length)
         if step is None:
             return None
@@ -347,7 +347,7 @@ class HeadGraphs(GraphRecorder):
 
 
 def heads_of(drafter: Drafter) -> list[HeadDrafter]:
-    """The drafters with a trained head that a drafter is, or is made of."""
+    """List the drafters with a trained head that a drafter is, or is made of."""
     if isinstance(drafter, Composite):
         return [head for part in drafter.parts for head in heads_of(part)]
     return [drafter] if isinstance(drafter, HeadDrafter) else []

@@ -46,7 +46,7 @@ class EagleHead(TrainedHead):
         return out
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """``[..., vocab]`` of guessed features, which are states behind the final norm already."""
+        """Compute logits ``[..., vocab]`` of guessed features, which include the final norm."""
         return self.target.logits(features)
 
 

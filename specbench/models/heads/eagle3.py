@@ -177,7 +177,7 @@ class Eagle3Head(TrainedHead):
         self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocab_size, bias=False)
 
     def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """As the base has it; the norms here touch no guess."""
+        """Join the states as the base does; the norms here touch no guess."""
         if states.shape[-1] != self._width:
             raise ValueError(f"states are {states.shape[-1]} wide; the head joins {self._width}")
         if not self.config.joins_states:
@@ -206,7 +206,7 @@ class Eagle3Head(TrainedHead):
         return self.norm(states) if self.config.norm_output else states
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """``[..., draft vocab]`` of guessed features, over the head's own ids."""
+        """Compute logits ``[..., draft vocab]`` of guessed features, over the head's own ids."""
         normed = features if self.config.norm_output else self.norm(features)
         logits: torch.Tensor = self.lm_head(normed)
         return logits
@@ -248,7 +248,7 @@ def load(folder: Path, target: TargetInfo, layer_ids: tuple[int, ...] = ()) -> E
 
 
 def _target_ids(stored: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> torch.Tensor | None:
-    """``[draft vocab]``; None where the ids agree. ``d2t`` holds offsets, not ids."""
+    """Read ``[draft vocab]``; None if the ids agree. ``d2t`` holds offsets, not ids."""
     tensors, remedy = stored.tensors, "Take the head of this target, with its own config.json."
     for key, size in (("d2t", draft_vocab), ("t2d", vocab)):
         tensor = tensors.get(key, torch.zeros(size, dtype=torch.int64))
@@ -279,12 +279,12 @@ def _target_ids(stored: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> 
 
 
 def default_ids(n_layers: int) -> tuple[int, ...]:
-    """The ids that the authors' code takes for a target of ``n_layers`` layers."""
+    """List the ids that the authors' code takes for a target of ``n_layers`` layers."""
     return (2, n_layers // 2, n_layers - 3)
 
 
 def ids_read_by(folder: Path, n_layers: int) -> tuple[int, ...]:
-    """The ids of the states that a head of any kind reads, by its config.json.
+    """Read from config.json the ids of the states that a head of any kind reads.
 
     Raises:
         WeightsNotFound: it is damaged.

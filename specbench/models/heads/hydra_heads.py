@@ -96,7 +96,7 @@ class HydraHeads(TrainedHead):
                 self.hydra_lm_head.append(lm_head)
 
     def _embedded(self, ids: torch.Tensor) -> None:
-        """The prefix layer reads states alone."""
+        """Return None: the prefix layer reads only states."""
 
     def _read(self, tokens: object, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         out: torch.Tensor = self.layers[0](features, rows)
@@ -108,7 +108,7 @@ class HydraHeads(TrainedHead):
         return prefix
 
     def guessing(self, prefix: torch.Tensor, paths: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """`forward`, its products handed out."""
+        """Run `forward` as a generator that yields its products."""
         shared = self.key("guess", paths.shape[1])
         logits: torch.Tensor = yield ModelCall(shared, (prefix, paths), self._guess)
         return logits
@@ -122,7 +122,7 @@ class HydraHeads(TrainedHead):
         return split(logits, [len(paths) for _, paths in calls])
 
     def forward(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
-        """Guesses behind nodes of one depth.
+        """Guess the tokens after nodes of one depth.
 
         Args:
             prefix: ``[1, hidden]`` the last feature of `catch_up`, or ``[n, hidden]`` of several.
@@ -138,7 +138,7 @@ class HydraHeads(TrainedHead):
         return logits
 
     def states(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
-        """What the LM head reads, ``[n, hidden]``, of the arguments of `forward`."""
+        """Compute from `forward`'s arguments what the LM head reads, ``[n, hidden]``."""
         n, read = paths.shape
         tokens = self.target.embedding[paths].reshape(n, -1)
         states: torch.Tensor = self.hydra_mlp[read - 1](

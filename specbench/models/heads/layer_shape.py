@@ -70,7 +70,7 @@ class LayerShape:
     window: int | None = None  # tokens that attention looks back
 
     def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
-        """``[head_dim / 2]`` float64 radians per position, and the factor on cosine and sine."""
+        """Compute float64 radians per position ``[head_dim / 2]``, and the tables' factor."""
         if self.rope_scaling is None:
             halves = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu")
             return self.rope_theta ** (-halves / self.head_dim), 1.0

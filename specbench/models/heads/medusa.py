@@ -46,7 +46,7 @@ class MedusaHeads(TrainedHead):
             self.heads += (head,)
 
     def forward(self, hidden: torch.Tensor, n_heads: int | None = None) -> torch.Tensor:
-        """Guesses behind each row.
+        """Guess the tokens after each row.
 
         Args:
             hidden: ``[n, hidden]`` the target's states after its final norm.
@@ -62,13 +62,13 @@ class MedusaHeads(TrainedHead):
         return torch.stack([h[-1](x) for h, x in zip(self.heads, states, strict=False)], dim=1)
 
     def guessing(self, hidden: torch.Tensor, n_heads: int) -> ModelWork[torch.Tensor]:
-        """`forward`, its products handed out."""
+        """Run `forward` as a generator that yields its products."""
         heads = partial(self, n_heads=n_heads)
         logits: torch.Tensor = yield row_call(self.key("guess", n_heads), heads, hidden)
         return logits
 
     def states(self, hidden: torch.Tensor, n_heads: int | None = None) -> list[torch.Tensor]:
-        """Of each of the first ``n_heads`` heads what its LM head reads, ``[n, hidden]``."""
+        """Compute what the LM heads of the first ``n_heads`` heads read, ``[n, hidden]`` each."""
         states = []
         for head in self.heads[:n_heads]:
             x = hidden

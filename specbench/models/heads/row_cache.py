@@ -49,7 +49,7 @@ class Rows:
 
 
 def joint_rows(texts: Sequence[Rows]) -> Rows:
-    """The rows of several texts behind each other; each text's own cache keeps its rows."""
+    """Join the rows of several sequences; each sequence's cache keeps its rows."""
     if len(texts) == 1:
         return texts[0]
     caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
@@ -115,7 +115,7 @@ class RowCache:
         return self._cache.max_len
 
     def fixed(self, length: torch.Tensor, keys: int) -> RowCache:
-        """The same cache for work that is recorded: ``length [1]`` of its rows are committed.
+        """Copy the cache for work that is recorded: ``length [1]`` of its rows are committed.
 
         Passes look at the first ``keys`` rows, most of them masked; some of the committed rows
         may be padding, behind the others. They are counted by `read`, afterwards.
@@ -135,7 +135,7 @@ class RowCache:
         self._cache.truncate(length)
 
     def committed_rows(self, n: int) -> Rows:
-        """A pass over the next ``n`` committed rows; nodes that are held are dropped.
+        """Plan a pass over the next ``n`` committed rows; held nodes are dropped.
 
         Raises:
             ValueError: there is no room for them.
@@ -155,7 +155,7 @@ class RowCache:
         return self._rows(positions, self._positions[: start + n] <= positions[:, None])
 
     def node_rows(self, parents: torch.Tensor) -> Rows:
-        """A pass over nodes below ``parents [n]``, numbers of held nodes; -1 is the root.
+        """Plan a pass over nodes below ``parents [n]``, numbers of held nodes; -1 is the root.
 
         Nodes are numbered as they come.
 
@@ -193,7 +193,7 @@ class RowCache:
         keys: torch.Tensor | None = None,
         slots: torch.Tensor | None = None,
     ) -> Rows:
-        """``visible [rows, keys]``; ``keys [keys]``: their positions where they do not count up."""
+        """Mask by ``visible [rows, keys]``; ``keys [keys]`` are positions unless they count up."""
         if self._window is not None:
             keys = self._positions[: visible.shape[1]] if keys is None else keys
             visible = visible & (positions[:, None] - keys < self._window)
@@ -209,7 +209,7 @@ class RowCache:
         )
 
     def keep(self, rows: Rows) -> None:
-        """After the pass: commit its rows, or hold its nodes for the ones below them."""
+        """Commit a pass's rows, or hold its nodes for the ones below them."""
         if rows.parents is not None:
             self._parents = torch.cat([self._parents, rows.parents])
         if self._fixed is not None:
@@ -220,6 +220,6 @@ class RowCache:
             self._cache.retain(len(rows))
 
     def read(self, n: int) -> None:
-        """``n`` more rows are committed, which its `fixed` twin has written."""
+        """Commit ``n`` more rows, which its `fixed` copy has written."""
         self.drop_nodes()
         self._cache.commit(None, n)
