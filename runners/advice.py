@@ -54,7 +54,7 @@ from specbench.config.validate import check_values
 from specbench.data.cases import Case, load_cases, prompt_set_hash
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
-from specbench.models.restore import given_back
+from specbench.models.restore import restored_on_exit
 from specbench.paths import file_name, typed_path
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
@@ -752,7 +752,7 @@ class InMemory(Bench):
     def surface(self) -> Path:
         node, path = surface_job(self.cfg)
         identity, config = run_identity(node), compose.to_config(node)
-        with given_back(self._given.model):
+        with restored_on_exit(self._given.model):
             loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
             # Two models in memory may have one name.
             path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")

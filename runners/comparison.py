@@ -43,7 +43,7 @@ from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError, OutputRefused, unknown_name
 from specbench.models import loading
-from specbench.models.restore import given_back
+from specbench.models.restore import restored_on_exit
 from specbench.results import console, records
 from specbench.results.conditions import Warned
 from specbench.results.headline_table import outputs_text
@@ -285,7 +285,7 @@ class CallerInput:
         Raises:
             ConfigurationError: something cannot be used; says what to type.
         """
-        with given_back(self.model):
+        with restored_on_exit(self.model):
             cfg = self.cfg.copy()
             OmegaConf.update(cfg, "record", record)
             entries, instances, cfg.compare = _entries(cfg, methods)

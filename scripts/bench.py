@@ -182,7 +182,7 @@ def steps(options: Options) -> Results:
     for name, knobs in DRAFTS.items():
         node = to_config(compose([f"model={options.model}", f"method={name}"])).method
         settings = {key: value for key, value in node.items() if key not in ("label", "search")}
-        drafter, target = hydra.utils.instantiate({**settings, **knobs}), first.twin()
+        drafter, target = hydra.utils.instantiate({**settings, **knobs}), first.clone()
         target.draft_weights = config.engine.draft_weights
         named, model = config.pair.heads, config.model
         head_paths = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}

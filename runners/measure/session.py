@@ -139,7 +139,7 @@ class Session:
             self._batch_engine = BatchEngine(
                 self._batch_target, verifiers, **limits, phases=config.measure.phases
             )
-            clones = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
+            clones = {id(d): [d.clone() for _ in range(size - 1)] for d in self._drafts}
             self._drafts += [draft for drafts in clones.values() for draft in drafts]
             for run in runs:
                 drafts = clones.get(id(run.draft and run.draft[0]), [None] * (size - 1))

@@ -45,8 +45,8 @@ from specbench.kernels.panel_kernels import CHUNK, FLOAT32, FORMS, QUANTS, WIDTH
     CALL_WORDS,
 ) = range(38)  # fmt: skip
 # Fields of a layer's row in the table of weights; the address 0 is a part that the layer lacks. A
-# product's panels are followed by the number of their form and the bias. A layer with ``BESIDE_NORM`` reads
-# what lies at ``BESIDE``, normed by it, and behind it the normed state.
+# product's panels are followed by the number of their form and the bias. A layer with
+# ``BESIDE_NORM`` reads what lies at ``BESIDE``, normed by it, then the normed state.
 (
     NORM_1, QKV, QKV_FORM, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_FORM, OUT_BIAS,
     NORM_2, GATE_UP, GATE_UP_FORM, GATE_UP_BIAS, DOWN, DOWN_FORM, DOWN_BIAS, BESIDE_NORM,

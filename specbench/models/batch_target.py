@@ -196,7 +196,7 @@ class NewRows:
 def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
     """Run `Target.append` or `Target.extend` for each request, all of them in one pass.
 
-    Their targets are twins, or one and its twins.
+    Their targets are clones of one another.
     """
     if len(requests) == 1:
         (request,) = requests

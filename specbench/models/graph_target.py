@@ -398,12 +398,12 @@ class GraphTarget(GraphRecorder, Target):
         self._pool = None
         self._capture_all(self._hidden_layers)
 
-    def twin(self) -> Target:
+    def clone(self) -> Target:
         """As in ``Target``; with passes of its own, for a graph writes to the cache that it knows.
 
         They have graphs and memory of their own, too.
         """
-        other = super().twin()
+        other = super().clone()
         assert isinstance(other, GraphTarget)
         other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
         other.begin_recording()

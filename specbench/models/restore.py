@@ -4,7 +4,7 @@ Target passes need another attention, packed linears and fused layers, in eval m
 gradients. A process of its own never minds. A caller's model (`runners.compare`) must come back
 unchanged. So nothing is undone step by step: the attributes of every module and configuration are
 noted, and put back. A new way of changing an *instance* needs no line here; whoever changes a class
-or a library must undo it in `given_back`.
+or a library must undo it in `restored_on_exit`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench.system import cuda_settings
 
 
 @contextmanager
-def given_back(model: PreTrainedModel) -> Iterator[None]:
+def restored_on_exit(model: PreTrainedModel) -> Iterator[None]:
     """Undo on exit what happened to ``model`` within, also after an error.
 
     Undone are: replaced or added modules, hooks and ``forward``s, the attention, training mode,

@@ -45,7 +45,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for products in panels on a CPU, for the models of ``compiled_pass``,
             whose passes are then run by one call; 0 runs all models' through their layers.
-        texts: how many of its twins and itself read their rows in one pass.
+        texts: how many clones, itself included, read their rows in one pass.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
 
     Attributes:
@@ -171,7 +171,7 @@ class Target:
             dtype=self.dtype,
         )
 
-    def twin(self) -> Target:
+    def clone(self) -> Target:
         """Make a target of the same model for another text; one of them passes at a time."""
         other = copy.copy(self)
         other.cache = self.new_cache(self.cache.max_len, self.cache.batch)

@@ -117,7 +117,7 @@ def drafters(targets, tmp_path_factory, monkeypatch):
                 context = replace(context, heads=tiny_heads.save_each(folder, VOCAB, shape))
             first = first or context
             if joined:
-                draft = first.draft_model and first.draft_model.twin()
+                draft = first.draft_model and first.draft_model.clone()
                 context = replace(context, head_cache=first.head_cache, draft_model=draft)
             drafter.setup(replace(context, target=target, budget_shared=shared))
             drafter.reset()

@@ -226,7 +226,7 @@ def test_a_twin_has_graphs_of_its_own(gpu):
     """A graph writes to the cache that was there when it was captured."""
     texts = PROMPT, PROMPT[::-1].copy()
     exact, first = Target(tiny_model("llama"), max_len=128), decoders.target(max_nodes=3)
-    pairs = [(exact, first), (exact.twin(), first.twin())]
+    pairs = [(exact, first), (exact.clone(), first.clone())]
     for text, pair in zip(texts, pairs, strict=True):
         for engine in pair:
             engine.prefill(text)

@@ -23,7 +23,7 @@ from specbench.kernels import cuda_graphs
 from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.loading import choose_device
-from specbench.models.restore import given_back
+from specbench.models.restore import restored_on_exit
 from specbench.system import bandwidth, environment
 from specbench.system.clock import CudaClock, TorchEvents, make_clock
 from tests.fake_cuda import decoders
@@ -207,7 +207,7 @@ def test_a_batch_of_texts_is_not_captured(gpu):
 
 def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
     model = decoders.model()
-    with given_back(model):
+    with restored_on_exit(model):
         torch.nn.init.zeros_(torch.empty(2, device=DEVICE))
     assert model.device.type == "cuda"
 

@@ -27,7 +27,7 @@ from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models.graph_target import MOVED_ROWS, GraphTarget
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import KVCache
-from specbench.models.restore import given_back
+from specbench.models.restore import restored_on_exit
 from specbench.models.target import Target
 from tests.conftest import CARRIERS, VOCAB, engine, side_by_side, tiny_model
 
@@ -142,7 +142,7 @@ def test_a_model_is_given_back_as_it_was(architecture):
     with torch.inference_mode():
         wanted = model(ids).logits
     attention = model.config._attn_implementation
-    with given_back(model):
+    with restored_on_exit(model):
         target = GraphTarget(model, fused=True, capture=False, **SIZES)
         target.prefill(PROMPT)
         assert target.forward(3, DraftTree.empty()).logits.isfinite().all()

@@ -123,10 +123,10 @@ class DraftModel:
         self._ids = torch.from_numpy(np.where(in_target, id_map, 0)).to(self.device)
         return draft_ids
 
-    def twin(self) -> DraftModel:
+    def clone(self) -> DraftModel:
         """Copy the draft for another sequence; the two share weights and no cache."""
         other = copy.copy(self)
-        other.target = self.target.twin()
+        other.target = self.target.clone()
         other._generator = torch.Generator(self.device)
         other._visible, other._depths = self._visible.clone(), self._depths.clone()
         return other
