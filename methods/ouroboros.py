@@ -100,9 +100,9 @@ class Ouroboros(ModelDrafter):
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)
         self._window = LookaheadWindow(self.window, self.ngram)
         self._tree = DraftTree.empty()
-        self._drafted = 0  # nodes of the tree that the draft model wrote
-        self._held = 0  # of them, those that it has read
-        self._read = 0  # tokens of the text that the draft model has read
+        self._n_drafted = 0  # nodes of the tree that the draft model wrote
+        self._n_held = 0  # of them, those that it has read
+        self._n_read = 0  # tokens of the text that the draft model has read
         self._phrase_tokens = 0
 
     @property
@@ -111,7 +111,7 @@ class Ouroboros(ModelDrafter):
         return self.gamma + self.ngram - 1 - self.lost_bonus
 
     @property
-    def _most_unread(self) -> int:
+    def _max_unread(self) -> int:
         """Most tokens that a step of this method commits."""
         return self._longest + self.ngram
 
@@ -122,7 +122,7 @@ class Ouroboros(ModelDrafter):
             draft_model=True,
             max_nodes=(self.gamma if self.cut_draft else self._longest)
             + self.topk * (self.ngram - 1),
-            draft_nodes=self._most_unread + self._longest + self._window.most_nodes(self.guesses),
+            draft_nodes=self._max_unread + self._longest + self._window.most_nodes(self.guesses),
         )
 
     def setup(self, context: DraftContext) -> None:
@@ -144,13 +144,13 @@ class Ouroboros(ModelDrafter):
         prompt = state.buffer[: state.n_prompt]
         self._window.begin(prompt, self._seed)
         self._draft.begin(prompt, state.seed)
-        self._read = len(prompt)
+        self._n_read = len(prompt)
         self._tree = DraftTree.empty()
         self._phrase_tokens = 0
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         chain = yield from self._write(state)
-        self._drafted = len(chain)
+        self._n_drafted = len(chain)
         if not len(chain):
             self._tree = DraftTree.empty()
             return self._tree
@@ -165,10 +165,10 @@ class Ouroboros(ModelDrafter):
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
         if max_tokens <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
-        if state.length - self._read > self._most_unread:  # a union's other parts did well
+        if state.length - self._n_read > self._max_unread:  # a union's other parts did well
             yield from self._draft.catching_up(state.tokens[:-1], draft_vocab=True)
-            self._read = state.length - 1
-        unread = state.tokens[self._read :]
+            self._n_read = state.length - 1
+        unread = state.tokens[self._n_read :]
         held = 0  # drafted tokens that have been read
         chain: list[IntArray] = []
         length = 0
@@ -176,7 +176,7 @@ class Ouroboros(ModelDrafter):
             accepted, bonus = yield from self._lookahead_pass(unread, held)
             if not chain:  # earlier commits are text from now on
                 self._draft.commit_path(np.arange(len(unread)), accepted)
-                self._read = state.length
+                self._n_read = state.length
                 held = len(accepted)
             else:
                 self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
@@ -190,7 +190,7 @@ class Ouroboros(ModelDrafter):
             unread = bonus[-1:]
         longest = max_tokens if self.cut_draft else state.remaining - 1
         drafted = np.concatenate(chain)[:longest]
-        self._held = min(held, len(drafted))
+        self._n_held = min(held, len(drafted))
         return drafted
 
     def _lookahead_pass(self, unread: IntArray, held: int) -> ModelWork[tuple[IntArray, IntArray]]:
@@ -225,12 +225,12 @@ class Ouroboros(ModelDrafter):
         if outcome.finished or tree is not self._tree or not len(tree):
             self._draft.drop_nodes()
             return
-        drafted = self._drafted
+        drafted = self._n_drafted
         accepted = min(len(path), drafted)
         self._phrase_tokens += len(path) - accepted
-        read = min(accepted, self._held)
+        read = min(accepted, self._n_held)
         self._draft.commit_path(np.arange(read))
-        self._read += read
+        self._n_read += read
         if outcome.next_tokens is not None:
             self._learn(np.asarray(tree.tokens), accepted, outcome.next_tokens)
 
@@ -242,7 +242,7 @@ class Ouroboros(ModelDrafter):
             accepted: number of accepted draft tokens.
             next_tokens: ``[n + 1]`` the target's most likely token at the root and every node.
         """
-        drafted, length = self._drafted, self.ngram - 1
+        drafted, length = self._n_drafted, self.ngram - 1
         along = next_tokens[drafted + 1 :].reshape(-1, length)
         if len(along) and (accepted == drafted or self.correct_rejected):
             # Along a phrase: the token after the draft, then those after all but its last.

@@ -78,7 +78,7 @@ class Pearl(Drafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._gamma = 0 if self.gamma == "auto" else self.gamma
-        self._read = False  # whether the draft model has read this turn's prompt
+        self._prompt_read = False  # whether the draft model has read this turn's prompt
         self._pending: IntArray = NO_TOKENS
         self._pending_q: torch.Tensor | None = None
         self._block: IntArray = NO_TOKENS  # drafted during the present pass
@@ -106,7 +106,7 @@ class Pearl(Drafter):
             self._gamma = min(context.latency_ratio("gamma", _ROWS, 1), _GAMMA_LIMIT)
 
     def begin(self, state: DecodeState) -> None:
-        self._read = False
+        self._prompt_read = False
         self._pending, self._pending_q = NO_TOKENS, None
         self._block, self._block_q = NO_TOKENS, None
         self._counts = dict.fromkeys(self._counts, 0)
@@ -121,9 +121,9 @@ class Pearl(Drafter):
 
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         draft, pending = self._draft, self._pending
-        if not self._read:
+        if not self._prompt_read:
             draft.begin(state.tokens, state.seed)
-            self._read = True
+            self._prompt_read = True
         n_pending = len(pending)
         # The last token that may be committed in the pass after this one is never a draft token.
         n_draft = min(

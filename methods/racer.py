@@ -73,7 +73,7 @@ class Racer(Drafter):
         least = 2 * self.ngram + 2
         self._require(self.max_nodes >= least, "max_nodes", f"at least {least} with this ngram")
         self._tree = logits_tree(self.k, self.capacity - 1)
-        self._read = 0  # tokens of the text that the automaton has counted
+        self._n_read = 0  # tokens of the text that the automaton has counted
 
     @property
     def needs(self) -> Needs:
@@ -106,15 +106,15 @@ class Racer(Drafter):
     def reset(self) -> None:
         self._matrix.clear()
         clear(*self._trie)
-        self._read = 0
+        self._n_read = 0
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
         tokens = torch.from_numpy(np.ascontiguousarray(prompt)).to(self._matrix.rows.device)
         self._matrix.update(tokens, logits)
 
     def begin(self, state: DecodeState) -> None:
-        n_counted = min(self._read, state.n_seen)
-        self._read = state.n_prompt
+        n_counted = min(self._n_read, state.n_seen)
+        self._n_read = state.n_prompt
         read_prompt(*self._trie, state.buffer, n_counted, state.n_prompt, self.ngram)
 
     def propose(self, state: DecodeState) -> DraftTree:
@@ -124,7 +124,7 @@ class Racer(Drafter):
         return DraftTree(drafted[0], drafted[1])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        begin = self._read
+        begin = self._n_read
         if outcome.logits is not None:
             # Not necessarily the tree proposed: the engine may have cut it, or `union` merged it.
             tokens = np.concatenate((state.buffer[begin : begin + 1], outcome.tree.tokens))
@@ -132,8 +132,8 @@ class Racer(Drafter):
             self._matrix.update(torch.from_numpy(tokens).to(device), outcome.logits)
         # The next root is read when it is drafted from; a stop rule may have cut it off.
         whole = len(outcome.committed) > len(outcome.path)
-        self._read = state.length - 1 if whole else state.length
-        read_step(*self._trie, state.buffer, begin, self._read, self.ngram)
+        self._n_read = state.length - 1 if whole else state.length
+        read_step(*self._trie, state.buffer, begin, self._n_read, self.ngram)
 
 
 def logits_tree(k: int, n_nodes: int) -> StaticTree:

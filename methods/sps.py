@@ -105,7 +105,7 @@ class Sps(ModelDrafter):
     def _chain(self, state: DecodeState, longest: int) -> ModelWork[DraftTree]:
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
-        survival: list[float] = []  # if confidence or a stop rule needs it
+        chain_probs: list[float] = []  # if confidence or a stop rule needs it
         logits = (yield from self._draft.catching_up(state.tokens, draft_vocab=True))[None]
         while True:
             if self._sampling.greedy:
@@ -118,13 +118,13 @@ class Sps(ModelDrafter):
             stop_when = state.stop_when
             if (self.confidence and len(tokens) < longest) or stop_when is not None:
                 # Certainty of a greedy draft is its probability at temperature 1.
-                seen = logits.softmax(-1) if self._sampling.greedy else probs
-                chance = float(seen[0, drawn])
+                draft_probs = logits.softmax(-1) if self._sampling.greedy else probs
+                token_prob = float(draft_probs[0, drawn])
                 if stop_when is not None:
-                    survival.append(chance * (survival[-1] if survival else 1.0))
-                if chance < self.confidence:
+                    chain_probs.append(token_prob * (chain_probs[-1] if chain_probs else 1.0))
+                if token_prob < self.confidence:
                     break
-                if stop_when is not None and stop_when(chance, survival[-1]):
+                if stop_when is not None and stop_when(token_prob, chain_probs[-1]):
                     break
             if len(tokens) == longest:
                 break
@@ -132,7 +132,7 @@ class Sps(ModelDrafter):
             logits = yield from self._draft.extending(tokens[-1], last, draft_vocab=True)
         drafted = torch.cat(tokens).to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
-        proposal, path_probs = None, np.array(survival) if survival else None
+        proposal, path_probs = None, np.array(chain_probs) if chain_probs else None
         if rows:
             q = torch.cat(rows).to(self._device)
             proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))

@@ -103,14 +103,14 @@ class SuffixDecoding(Drafter):
 
     def propose(self, state: DecodeState) -> DraftTree:
         source = _LOCAL
-        score, nodes, chances = self._speculate(self._local, state)
+        score, nodes, path_probs = self._speculate(self._local, state)
         if self.max_cached_requests != 0:
-            other = self._speculate(self._global, state)
-            if other[0] > score:
-                source, (score, nodes, chances) = _GLOBAL, other
+            global_draft = self._speculate(self._global, state)
+            if global_draft[0] > score:
+                source, (score, nodes, path_probs) = _GLOBAL, global_draft
         self.score = score
         sources = np.full(nodes.shape[1], source, dtype=np.int64)
-        return DraftTree(nodes[0], nodes[1], sources=sources, path_probs=chances)
+        return DraftTree(nodes[0], nodes[1], sources=sources, path_probs=path_probs)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         begin = state.length - len(outcome.committed)
@@ -138,7 +138,7 @@ class SuffixDecoding(Drafter):
 
 _FIRST_SIZE = 1024
 # Text positions are kept modulo 2³², of which any size below is a divisor.
-_MOST_TOKENS = 1 << 29
+_MAX_TOKENS = 1 << 29
 
 
 class TreeArrays(NamedTuple):
@@ -174,9 +174,9 @@ class SuffixTree:
     """
 
     def __init__(
-        self, depth: int, max_tokens: int = _MOST_TOKENS, max_requests: int | None = None
+        self, depth: int, max_tokens: int = _MAX_TOKENS, max_requests: int | None = None
     ) -> None:
-        self.max_tokens = 1 << (min(max_tokens, _MOST_TOKENS) - 1).bit_length()
+        self.max_tokens = 1 << (min(max_tokens, _MAX_TOKENS) - 1).bit_length()
         self.max_requests = max_requests
         room = min(_FIRST_SIZE, self.max_tokens)
         self.arrays = TreeArrays(
@@ -607,9 +607,9 @@ def _draft_path(
     node: np.int64,
     used: np.int64,
     max_nodes: int,
-    least: float,
+    min_prob: float,
     out: Array,
-    chances: Array,
+    path_probs: Array,
 ) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
@@ -625,14 +625,14 @@ def _draft_path(
             if child == NONE:
                 break
             probability *= nodes[child, COUNT] / nodes[node, COUNT]
-            if probability < least:
+            if probability < min_prob:
                 break
             node = child
             token = nodes[node, TOKEN]
             used = np.int64(1)
         out[0, n] = token
         out[1, n] = n - 1
-        chances[n] = probability
+        path_probs[n] = probability
         score += probability
         n += 1
     return n, score
@@ -644,9 +644,9 @@ def _draft_tree(
     node: np.int64,
     used: np.int64,
     max_nodes: int,
-    least: float,
+    min_prob: float,
     out: Array,
-    chances: Array,
+    path_probs: Array,
 ) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
@@ -662,7 +662,7 @@ def _draft_tree(
             draft_node = np.int64(n)
             out[0, n] = text[(nodes[node, BEGIN] + used - 1) & mask]
             out[1, n] = above
-            chances[n] = -minus
+            path_probs[n] = -minus
             score -= minus
             n += 1
         if used < nodes[node, LENGTH]:
@@ -672,7 +672,7 @@ def _draft_tree(
         child = np.int64(nodes[node, FIRST])
         while child != NONE:
             below = minus * nodes[child, COUNT] / nodes[node, COUNT]
-            if -below < least:
+            if -below < min_prob:
                 break
             n_pushed += 1
             heapq.heappush(heap, (below, n_pushed, child, np.int64(1), draft_node))
@@ -688,7 +688,7 @@ def speculate(
     factor: float,
     offset: float,
     longest: int,
-    least: float,
+    min_prob: float,
     branching: bool,
 ) -> tuple[float, Array, Array]:
     """Draft from the suffix of the text whose draft scores best.
@@ -701,7 +701,7 @@ def speculate(
         tree: its request in progress, if any, ends as the text does.
         tokens: int64 text; only ``tokens[:length]`` counts.
         longest: nodes of a draft at most.
-        least: path probability below which nothing is drafted.
+        min_prob: path probability below which nothing is drafted.
         branching: whether the draft is a tree, the most probable node first, or a chain of the most
             frequent continuations.
 
@@ -711,8 +711,8 @@ def speculate(
     nodes, _, _, active, meta = tree
     best = np.empty((2, longest), dtype=np.int64)
     trial = np.empty((2, longest), dtype=np.int64)
-    best_chances = np.empty(longest, dtype=np.float64)
-    chances = np.empty(longest, dtype=np.float64)
+    best_probs = np.empty(longest, dtype=np.float64)
+    path_probs = np.empty(longest, dtype=np.float64)
     best_n, best_score = 0, 0.0
     for p in range(1, min(len(active), length)):
         if p <= meta[GROWING]:
@@ -727,11 +727,11 @@ def speculate(
         if max_nodes <= 0 or max_nodes < best_score:
             continue
         if branching:
-            n, score = _draft_tree(tree, node, used, max_nodes, least, trial, chances)
+            n, score = _draft_tree(tree, node, used, max_nodes, min_prob, trial, path_probs)
         else:
-            n, score = _draft_path(tree, node, used, max_nodes, least, trial, chances)
+            n, score = _draft_path(tree, node, used, max_nodes, min_prob, trial, path_probs)
         if score >= best_score:
             best, trial = trial, best
-            best_chances, chances = chances, best_chances
+            best_probs, path_probs = path_probs, best_probs
             best_n, best_score = n, score
-    return best_score, best[:, :best_n].copy(), best_chances[:best_n].copy()
+    return best_score, best[:, :best_n].copy(), best_probs[:best_n].copy()

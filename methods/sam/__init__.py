@@ -92,8 +92,8 @@ class SuffixAutomatonDecoding(Composite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
-        self._bias = usual if self.len_bias is None else self.len_bias
+        default_bias = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
+        self._bias = default_bias if self.len_bias is None else self.len_bias
         self._dynamic: SuffixAutomaton | None = None
         self._static: StaticAutomaton | None = None
         self._cursor = np.zeros(2, dtype=np.int64)  # in the static one: state, length of the match

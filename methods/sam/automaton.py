@@ -33,7 +33,7 @@ SOURCE, TOKEN, TARGET, NEXT = 0, 1, 2, 3
 STATES, EDGES, LAST, TOKENS = 0, 1, 2, 3
 
 _FIRST_SIZE = 1024
-_MOST_TOKENS = 1 << 29
+_MAX_TOKENS = 1 << 29
 
 
 class AutomatonArrays(NamedTuple):
@@ -214,8 +214,8 @@ class SuffixAutomaton:
         arrays: what compiled code works on; replaced when the automaton grows.
     """
 
-    def __init__(self, max_tokens: int = _MOST_TOKENS) -> None:
-        self.max_tokens = min(max_tokens, _MOST_TOKENS)
+    def __init__(self, max_tokens: int = _MAX_TOKENS) -> None:
+        self.max_tokens = min(max_tokens, _MAX_TOKENS)
         self._room = min(_FIRST_SIZE, self.max_tokens)
         self.arrays = _empty_arrays(self._room)
         self.clear()

@@ -59,7 +59,7 @@ def workplace(tmp_path, checkpoint):
     return tmp_path
 
 
-def shortened(args):
+def shorten(args):
     """Add overrides to a command that make it quick."""
     if args[:2] != ["python", "run.py"] or "--list" in args:
         return args
@@ -78,7 +78,7 @@ def test_the_commands_of_readme_and_add_a_method_run(workplace):
     quiet = {"PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     failed, ran = [], 0
     for args in [*commands("README.md"), *commands("docs/add_a_method.md")]:
-        command = shlex.join(shortened(args))
+        command = shlex.join(shorten(args))
         if NOT_RUN.match(command):
             continue
         done = subprocess.run(

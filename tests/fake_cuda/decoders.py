@@ -115,7 +115,7 @@ def decode(
     try:
         for turn in range(turns):
             drafter.reset()
-            with recorded() as graphs:
+            with recorded_graphs() as graphs:
                 result = engine.decode(PROMPT, drafter, max_new_tokens=tokens)
             for recorder, name in graphs:
                 if turn or recorder is where:
@@ -126,7 +126,7 @@ def decode(
 
 
 @contextmanager
-def recorded() -> Iterator[list[tuple[GraphRecorder, str]]]:
+def recorded_graphs() -> Iterator[list[tuple[GraphRecorder, str]]]:
     """List the graphs recorded within: their recorders and names."""
     graphs: list[tuple[GraphRecorder, str]] = []
     record = GraphRecorder.record

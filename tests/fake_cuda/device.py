@@ -208,7 +208,7 @@ def _arguments_written(func: Any) -> list[tuple[int, str]]:
     return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
-class Places(TorchFunctionMode):
+class DeviceMoves(TorchFunctionMode):
     """The devices that tensors report, and their moves between devices."""
 
     def __init__(self, world: World) -> None:

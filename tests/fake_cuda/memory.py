@@ -109,7 +109,7 @@ class Block:
 
 
 @dataclass
-class OnItsWay:
+class PendingCopy:
     """A copy between pinned memory and a device that the host has not waited for."""
 
     block: Block
@@ -154,7 +154,7 @@ class World:
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
         self.host: dict[Stream, int] = {}  # how far the host has waited for each stream
-        self.coming: list[OnItsWay] = []
+        self.coming: list[PendingCopy] = []
         self.capturing: Any = None
         self.counts: Counter[str] = Counter()
         self.waits: list[str] = []
@@ -253,7 +253,7 @@ class World:
         if not up:
             with unseen():
                 poison(memory)
-        self.coming.append(OnItsWay(block, memory, numbers, up, stream, stream.clock[stream]))
+        self.coming.append(PendingCopy(block, memory, numbers, up, stream, stream.clock[stream]))
 
     def host_uses(self, tensor: torch.Tensor) -> None:
         """Check that the host may read and write the memory of ``tensor``."""

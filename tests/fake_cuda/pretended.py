@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 
-from tests.fake_cuda.device import Kernels, Places
+from tests.fake_cuda.device import DeviceMoves, Kernels
 from tests.fake_cuda.graphs import Capture, Graph
 from tests.fake_cuda.memory import APART, CAPTURE, DEVICES, EARLY, RuleBroken, Stream, World, unseen
 
@@ -147,7 +147,7 @@ def pretended_cuda(free: int = MEMORY) -> Iterator[World]:
     run = threading.Thread.run
 
     def run_there(thread: threading.Thread) -> None:
-        with Kernels(world), Places(world):  # torch's modes are a thread's own
+        with Kernels(world), DeviceMoves(world):  # torch's modes are a thread's own
             run(thread)
 
     generator = torch.Generator
@@ -159,7 +159,7 @@ def pretended_cuda(free: int = MEMORY) -> Iterator[World]:
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_there))
         stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": generator()))
         stack.enter_context(Kernels(world))
-        stack.enter_context(Places(world))
+        stack.enter_context(DeviceMoves(world))
         yield world
         for stream in world.streams:
             world.host[stream] = stream.clock[stream]

@@ -150,7 +150,7 @@ def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
     gc.disable()
     try:
         for new in (24, 500):  # the second text exceeds what the first one's graphs are for
-            with decoders.recorded() as graphs:
+            with decoders.recorded_graphs() as graphs:
                 drafter.begin(DecodeState(PROMPT, new))
             references.append([weakref.ref(recorder) for recorder, _ in graphs])
             del graphs

@@ -30,10 +30,10 @@ def pair(**options):
 
 
 @dataclass(kw_only=True, eq=False)
-class Beside(Drafter):
+class OverlapDrafter(Drafter):
     """Drafts fixed tokens, and calls ``work`` during the target's pass."""
 
-    name: str = "beside"
+    name: str = "overlap"
     work: object
 
     @property
@@ -52,7 +52,7 @@ def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, 
     target, queued, waited = decoders.target(max_nodes=7), [], []
     forward = GraphTarget.forward
 
-    def noted(self, *args, **options):
+    def counting(self, *args, **options):
         scores = forward(self, *args, **options)
         queued.append(pretended.counts["waits"])
         return scores
@@ -60,8 +60,8 @@ def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, 
     def work():
         waited.append(pretended.counts["waits"])
 
-    monkeypatch.setattr(GraphTarget, "forward", noted)
-    result = decode(target, Beside(work=work), overlap=overlap)
+    monkeypatch.setattr(GraphTarget, "forward", counting)
+    result = decode(target, OverlapDrafter(work=work), overlap=overlap)
     decoders.plain(torch.float64).check(result.output_ids)
     assert len(waited) == result.n_target_passes > 8
     if overlap != "thread":  # there, the scheduler's choice
@@ -77,7 +77,7 @@ def test_drafting_that_fails_beside_a_pass_is_waited_for(pretended):
         raise RuntimeError("no memory for the draft")
 
     with pytest.raises(RuntimeError, match="no memory"):
-        decode(decoders.target(max_nodes=7), Beside(work=fails), overlap="stream")
+        decode(decoders.target(max_nodes=7), OverlapDrafter(work=fails), overlap="stream")
     main, *_, side = (s for s in pretended.streams if s.index == 0)
     assert main.clock[side] == side.clock[side] > 0
 

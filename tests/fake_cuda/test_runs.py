@@ -39,7 +39,7 @@ def answers(folder):
 
 
 @contextmanager
-def warmed_up():
+def graphs_in_warm_up():
     """List the graphs captured within; fail if one is captured after a warm-up."""
     warm_up = BlockRunner.warm_up
 
@@ -48,7 +48,7 @@ def warmed_up():
         ready.append(len(graphs))
 
     ready: list[int] = []
-    with mock.patch.object(BlockRunner, "warm_up", watched), decoders.recorded() as graphs:
+    with mock.patch.object(BlockRunner, "warm_up", watched), decoders.recorded_graphs() as graphs:
         yield graphs
     assert ready and not graphs[ready[-1] :]
 
@@ -59,7 +59,7 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noq
     typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
-        with warmed_up() as graphs:
+        with graphs_in_warm_up() as graphs:
             run = [*typed, f"model.device={device}", f"output_dir={folder}"]
             assert run_here(with_heads, *run) == 0
     assert {name.split(",")[0] for _, name in graphs} > {"reading", "drafting", "the tree"}
@@ -77,7 +77,7 @@ def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_pa
     typed = ["model.dtype=bfloat16", "model.context_length=600", f"dataset.path={questions}"]
     typed += ["generation.max_new_tokens=4", "measure.warmup=1", f"model.device={DEVICE}"]
     typed += [f"output_dir={tmp_path}/run"]
-    with warmed_up() as graphs:
+    with graphs_in_warm_up() as graphs:
         assert run_here(small, *typed) == 0
     assert graphs
 

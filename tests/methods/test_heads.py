@@ -65,7 +65,7 @@ def paths_of(tree):
     return paths
 
 
-def begun(drafter, context):
+def begin(drafter, context):
     """Return the drafter's state after ``PROMPT`` and one more token."""
     drafter.setup(context)
     state = DecodeState(PROMPT, 40)
@@ -288,7 +288,7 @@ def test_equal_scores_cut_no_branch(tmp_path):
     for total, depth, top_k in ((60, 5, 10), (7, 2, 3), (500, 2, 3), (2, 5, 10), (40, 3, 1)):
         drafter = Eagle2(total=total, depth=depth, top_k=top_k)
         context = DraftContext(30, frozenset(), target=Level(), heads={"eagle": tmp_path})
-        tree = drafter.propose(begun(drafter, context))
+        tree = drafter.propose(begin(drafter, context))
         assert len(tree) == min(total - 1, top_k + depth * top_k**2)
         assert len(tree) <= drafter.needs.max_nodes
         assert (tree.parents < np.arange(len(tree))).all()
@@ -310,7 +310,7 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
     listed_ids = ids[1:]
     for make, guesses in ((Medusa, plain.medusa_guess), (Eagle, plain.eagle_guess)):
         drafter = make(levels=[2, 3], vocabulary=str(tmp_path))
-        state = begun(drafter, context)
+        state = begin(drafter, context)
         states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]
         text = torch.from_numpy(state.tokens[1:].copy())
         guess = guesses(heads[drafter.head][0], GHOST.embeddings, text, states)
@@ -356,7 +356,7 @@ def test_medusa_takes_the_tree_that_its_authors_take_for_a_model(tmp_path):
         tiny_heads.save(tmp_path, config, tensors, "medusa_lm_head.pt")
         context = DraftContext(30, frozenset(), target=GHOST, heads={"medusa": tmp_path})
         ours, named = Medusa(tree="by_model"), Medusa(tree=tree)
-        trees = [drafter.propose(begun(drafter, context)) for drafter in (ours, named)]
+        trees = [drafter.propose(begin(drafter, context)) for drafter in (ours, named)]
         assert paths_of(trees[0]) == paths_of(trees[1])
         assert len(trees[0]) == ours.needs.max_nodes == 63
 
@@ -371,7 +371,7 @@ def test_a_tree_may_stand_in_a_file(name, folders, tmp_path):
         drafter = {"medusa": Medusa, "hydra": Hydra, "eagle": Eagle}[name](tree=str(file))
         (artifact,) = drafter.needs.artifacts  # its hash stands in the manifest
         assert artifact.path == str(file)
-        state = begun(drafter, context)
+        state = begin(drafter, context)
         states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]
         _, guesses, _ = TREE[name]
         text = torch.from_numpy(state.tokens[1:].copy())

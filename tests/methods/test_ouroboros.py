@@ -78,7 +78,7 @@ def test_steps_are_those_of_the_published_code(knobs, seed):
         eos = frozenset() if end is None else frozenset({end})
         drafter._ends = np.array(sorted(eos), dtype=np.int64)
         pool = {t: [*map(tuple, drafter._pool.after(t).tolist())] for t in range(vocab_size)}
-        taken = spied(drafter)
+        taken = record_steps(drafter)
         result = turn(target, drafter, n=n, eos=eos)
         text = [*PROMPT.tolist(), result.output_ids[0]]
         first_level = taken[0][2]
@@ -103,7 +103,7 @@ def says(model):
     return lambda text: int(model.table[text[-2], text[-1]].argmax())
 
 
-def spied(drafter):
+def record_steps(drafter):
     """Record draft, phrases and the window's first level at every step."""
     taken, length = [], drafter.ngram - 1
 
@@ -162,7 +162,7 @@ def test_what_is_lost_as_published_is_committed_where_asked():
 
     def longest(**switches):
         drafter = ouroboros(draft, **knobs, **switches)
-        taken = spied(drafter)
+        taken = record_steps(drafter)
         result = turn(target, drafter, n=120)
         return max(len(chain) for chain, _, _ in taken), max(result.committed_per_step)
 

@@ -67,7 +67,7 @@ def ready(*parts, **knobs):
     return drafter
 
 
-def begun(drafter):
+def begin(drafter):
     state = DecodeState(np.array([1, 2]), 20)
     state.commit(np.array([3]))
     drafter.begin(state)
@@ -86,28 +86,28 @@ def test_cheap_paths_of_all_parts_go_first():
     b = fixed([5, 6], [-1, 0])
     drafter = ready(a, b, max_nodes=5)
     # Costs: 1 and 5 0.5, 4 and 6 1, 2 1.5, 3 2.5.
-    assert drafted(drafter.propose(begun(drafter))) == (
+    assert drafted(drafter.propose(begin(drafter))) == (
         [1, 5, 4, 6, 2],
         [-1, -1, 0, 1, -1],
         [0, 1, 0, 1, 0],
     )
     # A level as dear as two siblings: 1 and 5 2, 2 3, 3 and 4 4, 6 4.
     drafter = ready(a, b, max_nodes=5, depth_cost=2.0)
-    assert drafter.propose(begun(drafter)).tokens.tolist() == [1, 5, 2, 3, 4]
+    assert drafter.propose(begin(drafter)).tokens.tolist() == [1, 5, 2, 3, 4]
 
 
 def test_priority_is_by_name_and_sources_count_the_parts_as_listed():
     a, b = fixed([1, 2], [-1, 0], name="a"), fixed([1, 3], [-1, 0], name="b")
     drafter = ready(a, b, priority=["b"], fill="priority")
     assert drafter.source_names == ("a", "b")
-    assert drafted(drafter.propose(begun(drafter))) == ([1, 3, 2], [-1, 0, 0], [1, 1, 0])
+    assert drafted(drafter.propose(begin(drafter))) == ([1, 3, 2], [-1, 0, 0], [1, 1, 0])
 
 
 def test_quotas_limit_places_not_shared_nodes():
     a = fixed([1, 2, 3], [-1, 0, 1])
     b = fixed([1, 2, 4, 5], [-1, 0, 1, 2])
     drafter = ready(a, b, quotas=[2, 1], fill="priority")
-    assert drafted(drafter.propose(begun(drafter))) == ([1, 2, 4], [-1, 0, 1], [0, 0, 1])
+    assert drafted(drafter.propose(begin(drafter))) == ([1, 2, 4], [-1, 0, 1], [0, 0, 1])
 
 
 def test_auxiliary_nodes_are_never_shared_and_go_first():
@@ -115,7 +115,7 @@ def test_auxiliary_nodes_are_never_shared_and_go_first():
     a = fixed([5, 5, 6], [-1, -1, 1], aux=window)
     b = fixed([5], [-1])
     drafter = ready(b, a)
-    tree = drafter.propose(begun(drafter))
+    tree = drafter.propose(begin(drafter))
     assert tree.tokens.tolist() == [5, 6, 5]
     assert tree.parents.tolist() == [-1, 0, -1]
     assert tree.aux.tolist() == [True, True, False]
@@ -145,7 +145,7 @@ def trees(draw):
 def test_the_merged_tree_is_a_trie_of_the_parts(drafts, max_nodes, fill, depth_cost):
     parts = [fixed(tokens, parents) for tokens, parents in drafts]
     drafter = ready(*parts, max_nodes=max_nodes, fill=fill, depth_cost=depth_cost)
-    state = begun(drafter)
+    state = begin(drafter)
     tree = drafter.propose(state)
     merged = paths(tree.tokens.tolist(), tree.parents.tolist())
     part_paths = [set(paths(*draft)) for draft in drafts]
@@ -181,7 +181,7 @@ def test_each_part_sees_the_rows_it_needs():
     b = fixed([7, 5, 8], [-1, -1, 1], "b", required=Needs(hidden_layers=(2,), tree_hidden=True))
     c = fixed([9], [-1], "c")
     drafter = ready(a, b, c, fill="priority", max_nodes=4)
-    state = begun(drafter)
+    state = begin(drafter)
     tree = drafter.propose(state)
     assert tree.tokens.tolist() == [5, 6, 7, 8]
     rows = np.arange(5)[:, None] * np.ones(3)
@@ -221,7 +221,7 @@ def test_each_part_sees_the_rows_it_needs():
 def test_a_tree_that_the_engine_cut_is_cut_for_the_parts_too():
     a, b = fixed([5, 6], [-1, 0]), fixed([7, 8], [-1, 0])
     drafter = ready(a, b)
-    state = begun(drafter)
+    state = begin(drafter)
     tree = drafter.propose(state)
     cut = DraftTree(tree.tokens[:3], tree.parents[:3], sources=tree.sources[:3])
     assert cut.tokens.tolist() == [5, 7, 6]
@@ -235,7 +235,7 @@ def test_overlap_goes_to_those_who_asked_with_their_own_tree():
     a = fixed([5, 6], [-1, 0], required=Needs(overlap=True))
     b = fixed([7], [-1])
     drafter = ready(b, a, max_nodes=2)
-    state = begun(drafter)
+    state = begin(drafter)
     drafter.overlap(state, drafter.propose(state))
     assert [tree.tokens.tolist() for tree in a.overlapped] == [[5]]
     assert b.overlapped == []
