@@ -85,7 +85,7 @@ def main() -> int:
     add("--label", required=True, help="whose steps count, as the run's table calls it")
     add("--nodes", type=int, required=True, help="nodes at most, the root not counted")
     add("--depth", type=int, help="levels at most (default: the run's tree's)")
-    add("--by-level", action="store_true", help="acceptance of each level apart, which heads need")
+    add("--by-level", action="store_true", help="acceptance per level, which heads need")
     add("--surface", type=Path, help="surface.json of this machine: choose the number of nodes")
     add("--context", type=int, default=256, help="cached tokens of the surface's passes (256)")
     options = parser.parse_args()

@@ -154,7 +154,7 @@ def _no_answers(run: Run, records: Sequence[CaseRecord]) -> str:
     if any(record.batch for record in records):
         return "decoded several cases at once. Export a run with batch.size=1"
     if any(r.served and r.n_new > 1 and not r.committed_per_step for r in records):
-        return "was answered by a server that says no single steps. Export a run of our engine"
+        return "was answered by a server that does not report steps. Export a run of our engine"
     return ""
 
 

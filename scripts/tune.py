@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.settings < 1:
         raise ConfigurationError("--settings must be at least 1.")
     if wrong := [word for word in options.keys if "=" not in word]:
-        raise ConfigurationError(f"{wrong[0]!r} is not KEY=VALUE. Methods go behind --methods.")
+        raise ConfigurationError(f"{wrong[0]!r} is not KEY=VALUE. Methods go after --methods.")
     methods = options.methods.split(",") if options.methods else None
     load_spaces(methods)  # refuses a name before anything is measured
     tuning = Tuning(options.keys, options.out, options.settings, options.seed)

@@ -90,18 +90,18 @@ _DECIDING = {
     "MIXED": "MIXED draft lengths: {kinds}.",
     "NO_DRAFT": "{label} drafted nothing in {steps} steps.",
     "FORCED": "Resumed with resume=force: not all records come from the same conditions.",
-    "UNCOUNTED": "{label}: the server did not say its steps in {turns} turns, which do not count "
-    "in MAT.",
-    "TOGETHER": "{label}: all tokens came together in {turns} turns, which count in no decode "
-    "speed.",
+    "UNCOUNTED": "{label}: the server did not report its steps in {turns} turns, which do not "
+    "count in MAT.",
+    "TOGETHER": "{label}: all tokens came together in {turns} turns, which no decode speed "
+    "includes.",
     "NOT_STREAMED": "NOT STREAMED: all tokens came together in each of {label}'s {turns} turns, so "
     "it has no decode speed. Have its server stream, or ask for longer answers.",
     "DIFFERS": "{label} differs first at {place}.",
     "REMARK": "{text}",
 }
 SENTENCES: Mapping[str, str] = _DECIDING | {
-    "MEMORY": "MEMORY IS NOT THE LIMIT: ar takes {share} of the read bandwidth, because its "
-    "weights are blocks that each pass unpacks, which takes longer than to read them.",
+    "MEMORY": "MEMORY IS NOT THE LIMIT: ar takes {share} of the read bandwidth, because unpacking "
+    "its weights' blocks in each pass takes longer than reading them.",
     "BANDWIDTH": "BANDWIDTH DISTURBED: ar read its weights faster than the measured read.",
     "DISTURBED": "{disturbed} of {cases} cases stayed disturbed (disturbed_by in the records says "
     "why); their times count for no label.",
@@ -109,8 +109,8 @@ SENTENCES: Mapping[str, str] = _DECIDING | {
     "were measured (cpu_steal in the records).",
     "NEAR_TIES": "{ties} of {audited} audited turns are near ties, more than {limit:.0%} in "
     "float32: look at their gaps in {file}.",
-    "LAUNCHED": "{label}: {share:.1%} of its head's drafts were launched kernel by kernel, beside "
-    "passes of the target that are replayed as CUDA graphs, and took longer than they have to (a "
+    "LAUNCHED": "{label}: {share:.1%} of its head's drafts were launched kernel by kernel, "
+    "although the target's passes are replayed as CUDA graphs, so they took longer than needed (a "
     "path longer than the head's own, or no capture: see the log).",
 }
 
@@ -407,7 +407,7 @@ def _row_cost_text(manifest: RunManifest) -> str:
     if not prices or times is None:
         return ""
     return (
-        f"{_format_costs(prices)}, in passes of one row behind {times['context']} tokens; speedup "
+        f"{_format_costs(prices)}, in passes of one row after {times['context']} tokens; speedup "
         "is MAT / this, less what drafting takes"
     )
 

@@ -45,7 +45,7 @@ def print_folder(folder: Path, console: Console | None = None, *, brief: bool = 
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise jsonl.RecordError(
             f"{folder / SUMMARY} is not a summary of a run ({first_line(error)}). Delete "
-            f"{folder / DONE} and repeat the run's command, which writes it anew."
+            f"{folder / DONE} and repeat the run's command, which rewrites it."
         ) from error
     console.print(f"all notes   python -m analysis.tables {folder} --wide", **plain)
     console.print(f"a page      python -m analysis.report {folder}", **plain)

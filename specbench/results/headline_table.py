@@ -32,9 +32,9 @@ _OUTPUT_TEXTS = {
 LEADERS_NAMED = 4
 
 AGAINST_TEXT = (
-    "best: all others are shown slower; highest: the fastest here, which not all others are shown "
-    "slower than; undecided: the data cannot part it from the fastest; p: against the fastest "
-    "method, even where ar is faster than it, corrected for the number of comparisons."
+    "best: shown faster than all others; highest: the fastest here, but not shown faster than all "
+    "others; undecided: the data cannot separate it from the fastest; p: against the fastest "
+    "method, even if ar is faster, corrected for the number of comparisons."
 )
 # Below the first table.
 DECISION_TEXT = f"end-to-end: speedup with the prompt's pass in the time. {AGAINST_TEXT}"

@@ -279,7 +279,7 @@ class RunManifest(_Node):
                 keep = f"delete {done} and repeat the command, which keeps what is whole, or "
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "
-                    f"file back, {'' if name == MANIFEST else keep}or measure anew: fresh=true."
+                    f"file back, {'' if name == MANIFEST else keep}or measure again: fresh=true."
                 )
 
     @property

@@ -248,7 +248,7 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
     assert code == 0
     assert drafted["mat"] is None
     assert drafted["speedup"] > 0
-    assert "did not say its steps" in capsys.readouterr().out
+    assert "did not report its steps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("engine", "first"), [("vllm", 8), ("sglang", 11), ("other", 3)])
