@@ -1,4 +1,4 @@
-"""Tables, figures and pages, all made of records."""
+"""Tables, figures and pages made from the records of runs."""
 
 import sys
 

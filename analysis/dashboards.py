@@ -1,8 +1,8 @@
 """Weights & Biases' workspace and report as code: ``python -m analysis.dashboards RUNS``.
 
-:mod:`analysis.publish` sends a W&B run for each label, with flat keys; panels group these by
+:mod:`analysis.publish` sends a W&B run for each label, with flat keys; panels group them by
 setting, so that no bar is a mean over a sweep, and are filtered by model, data, timing and typed
-conditions. Without ``--push`` nothing is sent: the commands that make them are printed.
+conditions. Without ``--push`` nothing is sent, and the commands to type are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbench.results.conditions import DEFINITIONS
 from specbench.results.metrics import METRIC
 
 TITLE = "Speculative decoding compared"
-# Titles of panels by summary key, in the order of the sections.
+# Panel titles by summary key, in the order of the sections.
 _SHOWN = {
     key: f"{METRIC[key].heading} ({METRIC[key].unit or 'ratio to ar'})"
     for key in ("speedup", "mat", "tokens_per_s")
@@ -51,7 +51,7 @@ class Subject:
     comparisons: Sequence[ComparedRuns]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], entity: str = "", project: str = "") -> Subject:
+    def from_runs(cls, runs: Sequence[Run], entity: str = "", project: str = "") -> Subject:
         """Compare runs with records, by default in their ``logger``'s project."""
         nodes = [logger_settings(run) for run in runs]
         default_entity = next((node["entity"] for node in nodes if node["entity"]), "")
@@ -63,20 +63,19 @@ class Subject:
 
     @cached_property
     def keys(self) -> set[str]:
-        """The summary keys that the labels have."""
+        """Keys of the labels' summaries."""
         pairs = [pair for comparison in self.comparisons for pair in label_rows(comparison)]
         return {key for entry, rows in pairs for key in label_numbers(entry, rows)}
 
     @property
     def filters(self) -> list[dict[str, str]]:
-        """What the runs of each comparison share, each once."""
         configs = [run_config(run) for c in self.comparisons for run in c.runs]
         values = dict.fromkeys(tuple(str(config[key]) for key in _FILTERS) for config in configs)
         return [dict(zip(_FILTERS, combination, strict=True)) for combination in values]
 
 
 def sections(subject: Subject) -> dict[str, list[Any]]:
-    """Return panels by the heading above them; headings without any are left out."""
+    """Return panels by the heading above them, without empty headings."""
     import wandb_workspaces.reports.v2 as wr
 
     def bars(titles: Mapping[str, str]) -> list[Any]:
@@ -160,7 +159,7 @@ def report(subject: Subject) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 done, 1 where W&B refused, 2 for bad input or without wandb-workspaces."""
+    """Run the command; 0 done, 1 if W&B refused, 2 for bad input or without wandb-workspaces."""
     about = "W&B's comparison workspace and report of runs: what they hold, and with --push there."
     parser = runs_parser("dashboards", about)
     parser.add_argument("--entity", default="", help="W&B user or team (default: the runs' own)")
@@ -173,7 +172,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     runs = [run for run in runs if run.records]
     if not runs:
         raise ResultsError("no run in this folder has speeds, only costs. Make one: python run.py")
-    subject = Subject.of(runs, options.entity, options.project)
+    subject = Subject.from_runs(runs, options.entity, options.project)
     try:
         if options.push and not subject.entity:
             import wandb

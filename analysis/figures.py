@@ -1,11 +1,11 @@
 """Figures of runs: ``python -m analysis.figures RUNS...``, as PNG and PDF.
 
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
-Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
-drawn along its knobs. Where there are other labels too, all are ranked, drawn against MAT and,
-where they are few, as bars by task. Several settings of a method are drawn by draft budget. A sweep
-over ``batch.size`` or ``server.concurrency`` has speedup by load; name one of its runs for the
-figures of that run. Trained heads have their acceptance by position.
+Other runs with the same model, data and hardware share figures. A sweep over one or two knobs is
+drawn along its knobs. If there are other labels too, all are ranked, drawn against MAT and,
+if they are few, as bars by task. Several settings of a method are drawn by draft budget. A sweep
+over ``batch.size`` or ``server.concurrency`` shows speedup by load; name one of its runs for the
+figures of that run. For trained heads, acceptance by position is drawn.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
 
 
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
-    """All figures that the runs give, with the names of their files."""
+    """Draw all figures of the runs, with the names of their files."""
     drawn: Counter[str] = Counter()
     for stem, figure in _drawn(runs):
         drawn[stem] += 1
@@ -67,7 +67,6 @@ def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 
 def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
-    """The figures with names that several may have: of one model and data set, on two machines."""
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
         for part, picture in reproduction.figures(members):
@@ -79,7 +78,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
         if group[-1].runs[0].batch > 1:
             batches |= {id(comparison) for comparison in group}
     for comparison in comparisons:
-        if id(comparison) in batches:  # its own figures: those of one run's folder
+        if id(comparison) in batches:  # drawn when its run is named alone
             continue
         for name, figure in pictures_of(comparison):
             users = comparison.runs[0].concurrency
@@ -88,7 +87,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
-    """The figures of runs of no experiment, with what is added to their files' names."""
+    """Draw the figures of runs that belong to no experiment, with their file names' suffixes."""
     knobs, swept = own_sweeps(comparison)
     yield from sweep_pictures(comparison, knobs, swept)
     in_sweeps = {id(entry) for sweep in swept for entry in sweep.entries.values()}
@@ -96,7 +95,7 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
         return
     if (drawn := budget_picture(comparison)) is not None:
         yield "budget", drawn
-    if comparison.runs[0].concurrency > 1:  # the speeds of one user decide nothing there
+    if comparison.runs[0].concurrency > 1:  # one user's speed is not the result
         return
     yield from overview_pictures(comparison)
     if (drawn := acceptance_picture(comparison)) is not None:
@@ -109,7 +108,7 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
+    """Run the command; return the exit code (2: nothing to show, or a damaged file)."""
     parser = runs_parser("figures", "Figures of runs, as PNG and PDF.")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
     options = parser.parse_args(arguments)
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def draw(runs: Sequence[Run], folder: Path) -> int:
-    """Write the runs' figures, and print where they are; 0."""
+    """Write the runs' figures and print their paths; return 0."""
     sys.stdout.write(f"figures in {folder}, each as png and pdf:\n")
     for stem, figure in figures_of(runs):
         save(figure, folder, stem)

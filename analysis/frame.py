@@ -29,7 +29,7 @@ _OF_RUN = ("model", "dtype", "dataset", "hardware", "synthetic")
 
 
 def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
-    """Make a line per run, label and task: who was measured, each metric and its bounds, claims."""
+    """Make a line per run, label and task: conditions, each metric with its bounds, claims."""
     runs = [run for comparison in comparisons for run in comparison.runs]
     names, engines = run_names(runs), any(run.engine != OWN_ENGINE for run in runs)
     lines: list[dict[str, object]] = []

@@ -1,8 +1,8 @@
 """Join the folders of a run's shards into one: ``python -m analysis.merge SHARD… -o DIR``.
 
 Shards of one run share its key (``shard=0/4`` … ``shard=3/4``). The result is an ordinary complete
-run folder: the same command without ``shard`` and with ``output_dir=DIR`` prints its table. Files
-in, files out; no torch, no GPU.
+run folder: the same command without ``shard`` and with ``output_dir=DIR`` prints its table. Needs
+no torch and no GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specbench.results.records import (
 from specbench.results.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
-# What must be the same for records to stand in one table; _CONDITIONS: unless --mixed is given.
+# What must agree before records are joined; _CONDITIONS may differ with --mixed.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline")
 _MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
 _CONDITIONS = ("hardware", "versions", "git")
@@ -107,7 +107,7 @@ def _name(run: Run) -> str:
 
 
 def _every_shard(paths: Sequence[Path]) -> list[Run]:
-    """The shards in order, once it is clear that they are of one run, each once and complete."""
+    """Return the shards in order; refuse incomplete, missing, repeated or foreign ones."""
     runs = [run for run in load_runs(paths) if run.manifest.shard is not None]
     if not runs:
         folders = ", ".join(map(str, paths))
@@ -137,7 +137,7 @@ def _every_shard(paths: Sequence[Path]) -> list[Run]:
 
 
 def _differing(there: RunManifest, here: RunManifest) -> list[str]:
-    """What tells two runs apart, a line each; a label that one of them left out is not compared."""
+    """List how two runs differ; a label that one of them left out is not compared."""
     missing = {*(there.left_out or {}), *(here.left_out or {})}
 
     def subject(manifest: RunManifest) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _manifest(runs: Sequence[Run], differing: list[str], code: int) -> RunManife
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2: the shards cannot be joined, or a damaged file)."""
+    """Run the command; return the exit code (2: shards do not join, or a damaged file)."""
     parser = parser_of(__doc__, "analysis.merge")
     parser.add_argument("shards", nargs="+", type=Path, help="their folders, or a folder of them")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")

@@ -1,4 +1,4 @@
-"""One summary of runs that are repeats of each other, each in a process of its own.
+"""Summarise runs that repeat each other, each in a process of its own, as one run.
 
     python -m analysis.pooled RUNS --out FOLDER                        # FOLDER/summary.json
     python -m analysis.pooled RUNS --without translation --out FOLDER  # of the other tasks
@@ -71,7 +71,7 @@ def _shared(run: Run) -> JsonObject:
 
 
 def main() -> int:
-    """Write the summary; 0."""
+    """Write the summary; return 0."""
     parser = parser_of(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument("--without", nargs="+", default=[], metavar="TASK", help="leave it out")

@@ -44,7 +44,7 @@ LOGGER: Mapping[str, Any] = {
     "project": "specbench", "entity": None, "mode": "offline", "tags": [], "folder": None,
 }  # fmt: skip
 _RECORDS = {".json", ".jsonl", ".parquet", ".gz"}  # ends of the files of a run
-# Of a record all but prompts, outputs and other lists as long as a sequence.
+# Fields of a record except prompts, outputs and other lists as long as a sequence.
 _TURN = (
     "label", "task", "category", "case_id", "turn", "repeat", "status", "n_prompt", "n_new",
     "n_target_passes", "n_drafted", "prefill_s", "decode_s", "wall_s", "finish_reason",
@@ -57,7 +57,7 @@ _CONDITIONS = {"dataset", "generation", "verifier", "engine", "pair", "state_sco
 
 @dataclass(frozen=True)
 class WandbRun:
-    """What one W&B run holds, before W&B has seen it.
+    """Content of one W&B run, before it is sent.
 
     Attributes:
         first: the run folder that names it and its group.
@@ -77,13 +77,13 @@ class WandbRun:
 
 
 def logger_settings(run: Run, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the ``logger`` node given now, else the run's, with defaults for what it lacks."""
+    """Return the ``logger`` node given now, otherwise the run's, with defaults for missing keys."""
     node = given or run.manifest.config.get("logger") or {}
     return dict(LOGGER) | {key: node[key] for key in LOGGER if node.get(key) is not None}
 
 
 def run_id(run: Run) -> str:
-    """Return the id of a run folder: random, made with the folder, kept by whoever resumes it.
+    """Return the id of a run folder, which is random and stays when the run is resumed.
 
     Merged shards have the first one's manifest, and are another run; so is a copy without an id.
     """
@@ -98,7 +98,7 @@ def _hashed(text: str) -> str:
 
 
 def group_of(run: Run) -> str:
-    """Return the experiment, else the sweep's folder, else the run's.
+    """Return the experiment, otherwise the name of the sweep's folder or of the run's.
 
     A sweep without an ``output_dir`` has no folder to itself: the keys that were typed name it,
     which all of its jobs have in common.
@@ -127,7 +127,7 @@ def setting_of(run: Run, label: str) -> str:
 
 
 def _typed_conditions(run: Run) -> dict[str, str]:
-    """What was typed besides methods and knobs that changes a run's numbers."""
+    """Return the overrides, besides methods and knobs, that change a run's numbers."""
     keys = {key for key in flat(run.manifest.identity or {}) if key.split(".")[0] in _CONDITIONS}
     return {key: value for key, value in _overrides(run).items() if key in keys}
 
@@ -138,7 +138,7 @@ def _overrides(run: Run) -> dict[str, str]:
 
 
 def run_config(run: Run) -> dict[str, object]:
-    """Return a W&B run's configuration: flat keys to filter by, then all that composed the run."""
+    """Return a W&B run's configuration: flat keys to filter by, then the run's full config."""
     manifest = run.manifest.to_json()
     return {
         "model": run.model,
@@ -152,7 +152,7 @@ def run_config(run: Run) -> dict[str, object]:
 
 
 def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
-    """Return what is published of the runs: cost surfaces, then group by group each comparison."""
+    """Yield the W&B runs to publish: cost surfaces, then each group's comparisons."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         if run.surface is None:
@@ -205,7 +205,7 @@ def _of_label(
 
 
 def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
-    """What is about all labels: tables, pictures, the verdict and the record files."""
+    """Make the W&B run about all labels: tables, pictures, the verdict and the record files."""
     timed = _before_times(comparison.timing)
     warned = [(warning.code, warning.text, warning.decides) for warning in warnings_of(comparison)]
     return WandbRun(
@@ -301,10 +301,10 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
 def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
     """Publish the runs; print how many W&B runs they became and what to type.
 
-    What cannot be sent is written offline, and so is all that follows.
+    A W&B run that cannot be sent is written offline, and so are all that follow.
 
     Returns:
-        0, or 1 where something was not published as the ``logger`` node says.
+        0, or 1 if something was not published as the ``logger`` node says.
     """
     settings = logger_settings(runs[0], given)
     above = Path(os.path.relpath(os.path.commonpath([run.path.resolve() for run in runs])))
@@ -336,7 +336,7 @@ def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0 where all was published as asked, 1 where not, 2 for bad input."""
+    """Run the command; 0 if everything was published as requested, 1 if not, 2 for bad input."""
     parser = parser_of(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders, or folders above them")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """Runs as one page for a browser: ``python -m analysis.report RUNS... -o report.html``.
 
-The page stands alone: style, pictures and CSV files are inside, it has no script, and its content
-policy forbids the browser to fetch anything. It says the same as :mod:`analysis.tables` and
-:mod:`analysis.figures`: what to know before any number, which method to take, one table and one
+The page is self-contained: it holds style, pictures and CSV files, has no script, and its content
+policy forbids the browser to fetch anything. It shows the same as :mod:`analysis.tables` and
+:mod:`analysis.figures`: warnings first, then which method to take, one table and one
 picture for each comparison, its conditions, and the run folders. The same records give the same
 bytes.
 """
@@ -73,7 +73,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _head(runs: Sequence[Run]) -> dict[str, str]:
-    """What was run, in one sentence; days, machines and commits of the measurements."""
+    """Describe the runs in one sentence, with days, machines and commits of the measurements."""
     records = [record for run in runs for record in run.records]
     lead = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {len(records):,} recorded turns"
     if records:
@@ -89,7 +89,7 @@ def _head(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _warnings(comparison: ComparedRuns) -> list[str]:
-    """What a reader must know before any number of a comparison, wrong outputs first."""
+    """List the warnings to read before any number of a comparison, wrong outputs first."""
     notes = ["Incomplete run."] if any(not run.complete for run in comparison.runs) else []
     if comparison.timing == "none":
         notes.append("Replayed without times: steps only.")
@@ -97,7 +97,7 @@ def _warnings(comparison: ComparedRuns) -> list[str]:
 
 
 def _sections(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
-    """What the page has of the reproductions of the papers, then of every other comparison."""
+    """Yield the page's sections: reproductions of papers, then every other comparison."""
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
         comparisons = make_comparisons([run for run in members if run.records])
@@ -135,7 +135,7 @@ def _section(
 
 
 def _decision_table(comparison: ComparedRuns) -> ResultTable:
-    """The methods, the fastest first; of several users whether drafting pays them."""
+    """Tabulate the methods, the fastest first; with several users, whether drafting pays."""
     load = load_table([comparison]) if comparison.runs[0].concurrency > 1 else None
     if load is not None:
         return load
@@ -147,9 +147,9 @@ def _decision_table(comparison: ComparedRuns) -> ResultTable:
 
 
 def _picture(figure: Drawing) -> dict[str, object]:
-    """A figure (SVG, as a ``data:`` address), its width in CSS pixels as drawn, its words.
+    """Return a figure (SVG, as a ``data:`` address), its width in CSS pixels, title and axes.
 
-    The words stand beside it, so that a screen reads them: its title, and what its axes show.
+    Screen readers read title and axes.
     """
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() or axes.get_xlabel() for axes in figure.axes]
@@ -165,7 +165,7 @@ def _address(kind: str, content: bytes) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
+    """Run the command; return the exit code (2: nothing to show, or a damaged file)."""
     parser = runs_parser("report", "Runs as one page for a browser.")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="RUNS/report.html")
     return with_runs(parser.parse_args(arguments), _write)

@@ -1,9 +1,9 @@
-"""Predicted speedups beside measured ones: ``python -m analysis.residuals LIVE REPLAY``.
+"""Compare predicted speedups with measured ones: ``python -m analysis.residuals LIVE REPLAY``.
 
 LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
 name over the cases that both have. A residual is predicted over measured minus one; the surface's
 error is the root mean square of their logarithms. Exit code 1 where the median of the residuals'
-sizes exceeds ``--limit``. ``--keep`` notes the error where intervals of predicted speedups find it,
+sizes exceeds ``--limit``. ``--keep`` saves the error for the intervals of predicted speedups,
 ``-o DIR`` draws the residuals.
 """
 
@@ -27,7 +27,7 @@ from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
 
-_DOTS = 16  # with names, that can be told apart; of more, methods have the names
+_DOTS = 16  # named dots that a reader can distinguish; with more, dots are named by method
 _SHOWN = ["label", "mat", "mat_predicted", "speedup", "speedup_predicted", "residual"]
 
 
@@ -79,7 +79,7 @@ def surface_error(frame: pd.DataFrame) -> float:
 
 
 def draw(frame: pd.DataFrame, live: Run) -> Drawing:
-    """Return predicted against measured speedups."""
+    """Draw predicted against measured speedups."""
     names = frame["label"] if len(frame) <= _DOTS else frame["method"]
     rows = [
         Series(name, r.method, [Point(r.speedup, r.speedup_predicted, across=r.speedup_ci)])
@@ -91,7 +91,7 @@ def draw(frame: pd.DataFrame, live: Run) -> Drawing:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 0, 1 where the median error is above the limit, 2 for runs that do not match."""
+    """Run the command; 0, 1 if the median error exceeds the limit, 2 for runs that do not match."""
     parser = parser_of(__doc__, "analysis.residuals")
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")

@@ -1,4 +1,4 @@
-"""What a sweep ends in: one table of its runs, in print and in files, and their figures.
+"""Summarise a sweep: one table of its runs, printed and in files, and their figures.
 
 ``python -m analysis.sweep RUNS... -o DIR``; ``run.py -m`` calls it when its jobs are done.
 """
@@ -16,7 +16,7 @@ from analysis.runs.load import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
+    """Run the command; return the exit code (2: nothing to show, or a damaged file)."""
     parser = runs_parser("sweep", "One table of the runs of a sweep, and their figures.")
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="DIR", required=True, help="where files go")

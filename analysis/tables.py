@@ -1,7 +1,7 @@
-"""Tables of runs, with the claimed values beside: ``python -m analysis.tables RUNS...``.
+"""Tables of runs with the papers' claims: ``python -m analysis.tables RUNS...``.
 
-Runs of an experiment become the table or figure of the paper that it stands for
-(:mod:`analysis.papers`); of other runs, those that agree in model, data and hardware share one.
+Runs of an experiment become the table or figure of the paper that it reproduces
+(:mod:`analysis.papers`); other runs with the same model, data and hardware share a table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Page: TypeAlias = tuple[list[ResultTable], pd.DataFrame]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
+    """Run the command; return the exit code (2: nothing to show, or a damaged file)."""
     return with_runs(parser().parse_args(arguments), show)
 
 
@@ -108,7 +108,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
 def _tables_of(comparisons: Sequence[ComparedRuns], pairs: bool) -> Iterable[ResultTable]:
     by_engine: dict[str, list[ComparedRuns]] = {}
     for comparison in comparisons:
-        if comparison.runs[0].concurrency == 1:  # else the table of loads has it
+        if comparison.runs[0].concurrency == 1:  # higher loads are in the table of loads
             by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
     yield from (comparison_table(*alike) for alike in by_engine.values())
     more = [engine_table(comparisons), load_table(comparisons)]
@@ -116,7 +116,7 @@ def _tables_of(comparisons: Sequence[ComparedRuns], pairs: bool) -> Iterable[Res
 
 
 def _print_conditions(comparison: ComparedRuns, console: Console) -> None:
-    """Print what a comparison's numbers stand on, and all of its warnings."""
+    """Print a comparison's conditions and all of its warnings."""
     grid = Table.grid(padding=(0, 2))
     for name, line in conditions_of(comparison).items():
         grid.add_row(Text(name), Text(line))

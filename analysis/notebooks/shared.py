@@ -1,4 +1,4 @@
-"""What the notebooks share: where runs come from, and how a figure or a table is shown.
+"""Helpers of the notebooks: find the runs, show a figure or a table.
 
 ``RUNS`` in the environment names run folders or folders of them (several separated like in
 ``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to. Relative folders

@@ -1,6 +1,6 @@
-"""The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
+"""The papers' tables and figures, made from the runs of ``conf/experiment/<name>.yaml``.
 
-``reproductions.yaml`` has each by its experiment; a few need runs of more than one. It names kinds,
+``reproductions.yaml`` lists them by experiment; a few need runs of several. It names kinds,
 which are functions of :mod:`analysis.papers.tables` and :mod:`analysis.papers.pictures`.
 """
 
@@ -67,7 +67,7 @@ class Reproduction:
 
 
 def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
-    """One entry of the file: what is no field is a kind, with its arguments."""
+    """Read one entry of the file; every key that is no field names a kind and has its arguments."""
     fields = {field.name for field in dataclasses.fields(Reproduction)}
     kinds = {key: about[key] for key in about if key not in fields}
     if unknown := kinds.keys() - {*tables.KINDS, *pictures.KINDS}:
@@ -82,9 +82,9 @@ REPRODUCTIONS = tuple(
 
 
 def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
-    """Return the reproductions that the runs are for, each with its runs; and the other runs.
+    """Group the runs by the reproduction that they belong to; also return the other runs.
 
-    A reproduction with measured runs and predicted ones is there once for each.
+    A reproduction with measured and predicted runs is returned once for each.
     """
     reproduced = []
     used: set[str | None] = set()

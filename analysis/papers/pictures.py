@@ -42,16 +42,16 @@ from specbench.results.tasks import HEADINGS, OVERALL
 if TYPE_CHECKING:
     from analysis.papers import Reproduction
 
-Pictures: TypeAlias = Iterator[tuple[str, Drawing]]  # with what is added to their files' names
+Pictures: TypeAlias = Iterator[tuple[str, Drawing]]  # with their file names' suffixes
 
-# Of a line's points, what no row of a summary has.
+# Metrics of a line's points that a summary's rows lack.
 _NOT_IN_ROWS: Mapping[str, Callable[[ComparedLabel], NumberCell]] = {
     "draft_share": phase_share,
     "hit_rate": hit_rate,
 }
 
 
-# --- what is drawn together, with the claims ------------------------------------------------------
+# --- comparisons of one picture, with their claims ------------------------------------------------
 
 
 def _together(
@@ -63,13 +63,13 @@ def _together(
     by_data: bool = False,
     claimed: Sequence[str] = (),
 ) -> Iterator[tuple[str, list[ComparedRuns], str, str]]:
-    """Each comparison, or ``per_model`` those that differ in data alone, for a picture.
+    """Yield what one picture shows: a comparison, or ``per_model`` those that differ in data alone.
 
-    None where no label may be ranked. ``by_data``, file names have the data set after the model;
-    of ``claimed`` metrics the caption lists the claims in place of the reproduction's text.
+    Comparisons without a ranked label are skipped. ``by_data`` adds the data set to file names;
+    for ``claimed`` metrics the caption lists the claims instead of the reproduction's text.
 
     Returns:
-        What is added to the file's name, the comparisons, title and caption.
+        The file name's suffix, the comparisons, title and caption.
     """
     groups: dict[object, list[ComparedRuns]] = {}
     for comparison in reproduction.comparisons(runs):
@@ -89,10 +89,10 @@ def _together(
 def bar_series(places: Sequence[tuple[ComparedRuns, str]], key: str) -> list[Series]:
     """Draw ``speedup`` or ``mat`` of each label, the fastest first, with what is claimed for it.
 
-    Hollow speedups where no difference from plain decoding is shown over the whole run.
+    Speedups are hollow unless the whole run differs significantly from plain decoding.
 
     Args:
-        places: comparison and task by place on the axis.
+        places: comparison and task by position on the axis.
         key: ``speedup`` or ``mat``.
     """
     lines: dict[str, tuple[str, list[Point], list[Point]]] = {}
@@ -116,21 +116,20 @@ def task_panel(comparison: ComparedRuns, key: str, title: str = "") -> Panel:
     rows = [[e.rows[task] for e in comparison.entries if task in e.rows] for task in tasks]
     ticks = [_tick(task, of_task) for task, of_task in zip(tasks, rows, strict=True)]
     series = bar_series([(comparison, task) for task in tasks], key)
-    return Panel.of(key, comparison.timing, series, ticks=ticks, title=title)
+    return Panel.for_metric(key, comparison.timing, series, ticks=ticks, title=title)
 
 
 def _tick(name: str, rows: Iterable[SummaryRow]) -> str:
-    """A task's or data set's name below its bars, with the number of its cases."""
+    """Format a task's or data set's name below its bars, with the number of its cases."""
     counts = {case_count_text(row) for row in rows}
     text = display_name(name).replace("_", " ")
     return f"{text}\nn = {min(counts)}" if len(counts) == 1 else text
 
 
 def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
-    """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
+    """Return the entry's claim if it is an exact number that the entry's bar may be compared with.
 
-    It is a number and no bound, about this model and hardware, the bar was measured, and a speed is
-    the ratio that the bar shows: by the same formula over the same engine's plain decoding.
+    Model and hardware, for a speed also formula and baseline, must agree, and the bar is measured.
     """
     claim, run = entry.claim, entry.run
     if claim is None or claim.qualifier:  # "up to" is on no bar
@@ -145,7 +144,7 @@ def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
 
 
 def claims_text(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
-    """Return for which models and hardware the diamonds were claimed; "" without any."""
+    """List the models and hardware that the drawn claims are for; "" without any."""
     entries = [entry for comparison in comparisons for entry in comparison.ranked]
     drawn = [(_drawn_claim(entry, key), key) for entry in entries for key in metrics]
     return claimed_for(claim for claim, key in drawn if claim and claim.values.get(key))
@@ -167,18 +166,20 @@ def data_set_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     for stem, members, *heading in _together(reproduction, runs, per_model=True, claimed=keys):
         ticks = [_tick(shown.dataset, [shown.entries[0].overall]) for shown in members]
         series = bar_series([(shown, OVERALL) for shown in members], "speedup")
-        yield stem, bars([Panel.of("speedup", members[0].timing, series, ticks=ticks)], *heading)
+        panel = Panel.for_metric("speedup", members[0].timing, series, ticks=ticks)
+        yield stem, bars([panel], *heading)
 
 
 def model_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw speedups by model and, of each, by task: one figure of all models."""
+    """Draw one figure: speedups by model, then by task for each model."""
     comparisons = reproduction.comparisons(runs)
     models = [display_name(comparison.model) for comparison in comparisons]
     panels = [task_panel(c, "speedup", f"by task, {c.printed_title}") for c in comparisons]
     if len(models) > 1:
         series = bar_series([(comparison, OVERALL) for comparison in comparisons], "speedup")
         timing = comparisons[0].timing
-        panels.insert(0, Panel.of("speedup", timing, series, title="by model", ticks=models))
+        panel = Panel.for_metric("speedup", timing, series, title="by model", ticks=models)
+        panels.insert(0, panel)
     text = caption_of(*comparisons, text=claims_text(comparisons, "speedup"))
     if any(comparison.ranked for comparison in comparisons):
         yield "", bars(panels, f"After {reproduction.title} (by model and by task)", text)
@@ -187,7 +188,7 @@ def model_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
 def heatmaps(
     reproduction: Reproduction, runs: Sequence[Run], *, axes: Mapping[str, str], keys: Sequence[str]
 ) -> Pictures:
-    """Draw a figure per model and key; of each data set a heatmap per method and other setting.
+    """Draw a figure per model and key, with a heatmap per data set, method and other setting.
 
     ``axes`` names by knob the vertical one, then the horizontal one; several ``keys`` (``speedup``,
     ``mat``) are in the file names.
@@ -211,7 +212,7 @@ def lines(
 ) -> Pictures:
     """Draw lines over knobs: a row of ``panels`` (:func:`_knob_panel`) for each metric.
 
-    Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
+    Rows of a single panel each are put side by side. With ``per_model``, a picture
     has them for each data set, whose name is the first one's title.
     """
     for stem, members, *heading in _together(reproduction, runs, **options):
@@ -245,11 +246,11 @@ def _knob_panel(
     by: str = "method",
     published: bool = False,
 ) -> Panel:
-    """Lines of a metric over a knob, of the entries that have the knobs ``where``.
+    """Draw lines of a metric over a knob, for the entries that have the knobs ``where``.
 
     Args:
-        name: of the one line of all entries; by default a line a method, or ``by`` label.
-        published: whether the claims on the same data are drawn, too.
+        name: of a single line of all entries; by default one line per method, or ``by`` label.
+        published: whether to draw the claims on the same data, too.
     """
     conditions_met = (where or {}).items()
     entries = [
@@ -277,7 +278,8 @@ def _knob_panel(
     shown = [Series(*line, points) for line, points in series.items()]
     if shown:
         shown[0] = replace(shown[0], claimed=logs)
-    return Panel.of(y, comparison.timing, shown, xlabel, title=title, ticks=ticks or None, log=log)
+    names = ticks or None
+    return Panel.for_metric(y, comparison.timing, shown, xlabel, title=title, ticks=names, log=log)
 
 
 # --- kinds of one figure --------------------------------------------------------------------------
@@ -317,7 +319,7 @@ def row_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
 
 def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw MAT and tokens/s over the tokens of finished requests."""
-    title = "SSD, over the stream of requests"
+    title, xlabel = "SSD, over the stream of requests", "tokens of finished requests"
     for stem, (shown,), *heading in _together(reproduction, runs, title=title, by_data=True):
         parts = [(e, [*over_stream(e)]) for e in shown.entries if e.ranked]
         panels = []
@@ -327,14 +329,14 @@ def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
                 Series(shown.name_of(entry), entry.method, line)
                 for (entry, _), line in zip(parts, points, strict=True)
             ]
-            panels.append(Panel.of(key, shown.timing, series, "tokens of finished requests"))
+            panels.append(Panel.for_metric(key, shown.timing, series, xlabel))
         yield stem, curves([panels], *heading)
 
 
 def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw a stacked bar per label.
 
-    Plain decoding drafts nothing: what its clock reads there is the clock itself.
+    Plain decoding drafts nothing, so its draft phases only measure the clock and are left out.
     """
     for stem, (comparison,), *heading in _together(reproduction, runs):
         shares = {
@@ -350,7 +352,7 @@ def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
 
 
 def board_heatmaps(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw of each comparison speedup and MAT, a row per method and a column per task."""
+    """Draw heatmaps of each comparison's speedup and MAT: methods as rows, tasks as columns."""
     for key, even in (("speedup", 1.0), ("mat", None)):
         for stem, (comparison,), title, text in _together(reproduction, runs, claimed=(key,)):
             numbers = {

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 Tables: TypeAlias = Iterable[ResultTable]
 Row: TypeAlias = Mapping[str, Cell]
 
-CONTEXT = "context"  # the columns of what a speedup stands on
+CONTEXT = "context"  # the columns of :func:`context_cells`
 SPEEDUP = "speedup [95 %]"
-# By method, the knob of its store's size.
+# The knob of a method's store size.
 _STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}
 
 
@@ -60,7 +60,7 @@ _STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}
 
 
 def _devices(entry: ComparedLabel) -> str:
-    """``1 of 2`` where two were configured and one did it."""
+    """Format the devices used: ``1 of 2`` where two were configured and one was used."""
     used, configured = drafter_count("devices"), drafter_count("devices_asked")
     counted = [(used(record), configured(record)) for record in entry.records]
     counts = sorted({(int(n), int(total or n)) for n, total in counted if n is not None})
@@ -115,7 +115,7 @@ def _cells(
     headings: Sequence[str],
     others: Mapping[str, Cell] | None = None,
 ) -> dict[str, Cell]:
-    """A row of a table; ``others`` are the cells of headings that are not here."""
+    """Make a row of a table; ``others`` gives the cells of headings that :data:`_CELLS` lacks."""
     row: dict[str, Cell] = {}
     for heading in headings:
         if others and heading in others:
@@ -132,7 +132,7 @@ def _cells(
 
 
 def _cell_of_claim(claim: Claim | None, heading: str) -> Cell:
-    """A cell of ``claimed on``, ``claimed MAT``, ``claimed hit rate`` and the like."""
+    """Make a cell of ``claimed on``, ``claimed MAT``, ``claimed hit rate`` and the like."""
     if heading == "claimed on":
         return claim.claimed_on if claim else ABSENT
     return claimed_cell(claim, heading.removeprefix("claimed ").lower().replace(" ", "_"))
@@ -152,7 +152,7 @@ def knob_of(entry: ComparedLabel, name: str) -> object:
 
 
 def _setting_cell(entry: ComparedLabel, name: str) -> str:
-    """``label``, ``temperature`` or a knob of an entry; – where it has no such knob."""
+    """Format an entry's label, temperature or knob; – if it has no such knob."""
     if name == "label":
         return entry.label
     value = f"{entry.run.temperature:g}" if name == "temperature" else knob_of(entry, name)
@@ -170,7 +170,7 @@ def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, Compar
 
 
 def claimed_for(claims: Iterable[Claim]) -> str:
-    """Return for which models and hardware claims were stated, and by whom; "" without claims."""
+    """List the models, hardware and sources of claims; "" without claims."""
     models: dict[str, list[str]] = {}
     for claim in claims:
         source = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
@@ -180,7 +180,7 @@ def claimed_for(claims: Iterable[Claim]) -> str:
 
 
 def _shown_claims(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
-    """The claims that a table of these comparisons shows."""
+    """List the claims that a table of these comparisons shows."""
     shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
     return [claim for claims in shown for claim in claims if claim]
 
@@ -198,8 +198,8 @@ def settings(
 ) -> Tables:
     """Tabulate a row per setting; ``columns`` has by heading a knob, ``label`` or ``temperature``.
 
-    ``beside`` has labels of speeds claimed without a data set, which follow below; the caption
-    then says nothing before the conditions.
+    ``beside`` names claimed speeds without a data set, which follow below; the caption
+    then has conditions only.
     """
     of_entry = {heading: partial(_setting_cell, name=name) for heading, name in columns.items()}
     stated = [claim for claim in reproduction.own_claims if claim.value("tokens_per_s")]
@@ -211,7 +211,7 @@ def settings(
 
 
 def by_task(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
-    """Tabulate of each comparison the methods, and where it has several tasks these, too."""
+    """Tabulate each comparison's methods, and with several tasks a second table of tasks."""
     for comparison in reproduction.comparisons(runs):
         table = comparison_table(comparison, not_run=True)
         text = captions((), claimed_for(_shown_claims([comparison])), table.caption)
@@ -254,7 +254,7 @@ def columns(
     claimed = claimed_for(claims if SPEEDUP in columns else [])
     text = captions(comparisons, claimed, reproduction.text)
     notes = with_rule(notes if SPEEDUP in columns else [])
-    yield ResultTable.of(title, text, rows, notes, short)
+    yield ResultTable.from_rows(title, text, rows, notes, short)
 
 
 def _table_of_labels(
@@ -270,7 +270,7 @@ def _table_of_labels(
         for entry in comparison.entries
         for row in rows_of(comparison, entry)
     ]
-    yield ResultTable.of(title, captions(comparisons, reproduction.text), rows)
+    yield ResultTable.from_rows(title, captions(comparisons, reproduction.text), rows)
 
 
 # --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
@@ -293,11 +293,11 @@ def slowdown_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
     text = "\n".join(slowdown_caption(run, reproduction.text) for run in runs)
-    yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
+    yield ResultTable.from_rows("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
 
 
 def slowdown_caption(run: Run, text: str) -> str:
-    """Return words of one's own, then model, hardware, number of passes and code."""
+    """Format a caption: ``text``, then model, hardware, number of passes and code."""
     assert run.surface is not None
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
@@ -311,7 +311,7 @@ def slowdown_caption(run: Run, text: str) -> str:
 
 SOURCES = ("context", "bigram")
 _WINS = "share of the source's wins"
-# Of each part its unit, and which list a drafter keeps of it, an entry a step.
+# Per part: its unit, and the drafter's list that has an entry per step.
 PARTS = {
     "accepted draft tokens": (_WINS, "accepted"),
     "rank of the winning row (0 is first)": (_WINS, "won_rank"),
@@ -320,7 +320,7 @@ PARTS = {
 
 
 def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, NumberCell]]:
-    """Return every value up to the largest, also those that did not occur, and its share."""
+    """Return every value up to the largest, even if it did not occur, with its share."""
     key = PARTS[part][1]
     records = [record for record in entry.records if record.drafter]
 
@@ -401,7 +401,7 @@ def best_settings_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tabl
         rows.append({**where, "cases": "0", **claimed_cells(claim), "verdict": verdict})
         notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
     text = captions(comparisons, claimed_for(_shown_claims(comparisons)), reproduction.text)
-    yield ResultTable.of(reproduction.title, text, rows, with_rule(notes))
+    yield ResultTable.from_rows(reproduction.title, text, rows, with_rule(notes))
 
 
 def _pair(knobs: Mapping[str, object]) -> str:
@@ -433,7 +433,7 @@ _STREAM_PARTS = 5  # parts of the stream; its interval needs several requests in
 
 
 def over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, NumberCell]]]]:
-    """Return tokens in the store; of MAT and tokens/s the requests that count, and the number."""
+    """Yield, by tokens in the store, MAT and tokens/s with the number of requests they count."""
     run = entry.run
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
     label_records = [record for record in run.records if record.label == entry.label]
@@ -465,7 +465,7 @@ def stream_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
 
 # --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
 
-# The paper's words for the phases of a step, in its order.
+# The paper's names for the phases of a step, in its order.
 PHASES = {
     "draft": "retrieve draft",
     "verify": "forward pass",
@@ -501,7 +501,7 @@ _MEASURED = ("method", "MAT [95 %]", SPEEDUP, CONTEXT, OUTPUTS, "cases")
 
 
 def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
-    """Tabulate of each comparison the board, and the board by task."""
+    """Tabulate each comparison's board, and the board by task."""
     boards: dict[str, dict[str, Claim]] = {}  # by model and hardware, then by method
     for claim in sorted(reproduction.own_claims, key=lambda c: (c.size or 0.0, c.claimed_on)):
         boards.setdefault(claim.claimed_on, {})[claim.method] = claim
@@ -510,7 +510,6 @@ def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
         return {name: _board_cell(name, board.get(method), task) for name, board in boards.items()}
 
     for comparison in reproduction.comparisons(runs):
-        # As the board has them; plain decoding is what they are relative to.
         entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
         entries.sort(key=lambda entry: -(entry.overall["speedup"] or 0.0))
         rows: list[Row] = []
@@ -525,7 +524,7 @@ def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
         text = captions([comparison], reproduction.text)
         notes = with_rule([entry.note(entry.label) for entry in entries])
         short = ("method", "MAT", SPEEDUP, "verdict", *boards)
-        yield ResultTable.of(title, text, rows, notes, short)
+        yield ResultTable.from_rows(title, text, rows, notes, short)
         by_task: list[Row] = [
             {
                 "task": HEADINGS.get(task, task),
@@ -541,7 +540,7 @@ def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
         title = f"Spec-Bench's board by task ({comparison.title})"
         text = "By task: speedups over ar; in the columns headed by a model what the board claims."
         short = ("task", "method", "MAT", SPEEDUP, *boards)
-        yield ResultTable.of(title, text, by_task, short=short, groups=1)
+        yield ResultTable.from_rows(title, text, by_task, short=short, groups=1)
 
 
 def _board_cell(heading: str, claim: Claim | None, task: str) -> Cell:
@@ -568,7 +567,7 @@ _DRAFT_SHORT = (
 def draft_model_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what each method gains and what it takes.
 
-    The clock inside the steps costs time: speeds come from runs without it, if there are any.
+    Measuring phases costs time, so speeds come from runs without phases if there are any.
     """
     timed = make_comparisons([run for run in runs if not run.phases] or runs, claims=())
     phased = make_comparisons([run for run in runs if run.phases], claims=())
@@ -581,7 +580,7 @@ def draft_model_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables
             share: Cell = phase_share(clocked) if clocked and separable else NumberCell(None)
             rows.append(_cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
     text = captions(timed, reproduction.text)
-    yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
+    yield ResultTable.from_rows("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
 
 
 def _key(entry: ComparedLabel) -> tuple[object, ...]:

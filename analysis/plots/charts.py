@@ -31,7 +31,7 @@ from specbench.results.cells import Interval, NumberCell
 _LETTERS = 86  # of names side by side, in all panels of a row
 _DENSE = 24  # points of lines whose intervals are drawn thin
 _FEW = 12  # dots whose intervals leave a picture readable
-# Of a value at most this multiple of its interval is drawn: one of two prompts may reach hundreds
+# An interval is drawn up to this multiple of its value: one of two prompts may reach hundreds
 # of times its value, and would flatten everything.
 _HEADROOM = 1.6
 _COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
@@ -45,10 +45,10 @@ _ROOM = 0.04  # of the longest bar, from which a part has room for its number
 
 @dataclass(frozen=True)
 class Point:
-    """A number at a place of the horizontal axis; ``y`` None leaves a gap.
+    """A number at a position of the horizontal axis; ``y`` None leaves a gap.
 
     Attributes:
-        hollow: whether no difference from plain decoding is shown.
+        hollow: whether the number does not differ significantly from plain decoding.
         across: the interval of ``x`` where that was measured, too.
     """
 
@@ -69,7 +69,7 @@ class Series:
     """Points of one method.
 
     Attributes:
-        name: in the legend, or beside the row.
+        name: in the legend, or left of the row.
         method: decides the color.
         points: in the order of the axis.
         claimed: what a paper claims for the same, drawn as diamonds.
@@ -84,7 +84,7 @@ class Series:
 
     @property
     def drawn(self) -> list[tuple[float, float, Point]]:
-        """Places and heights of the points that have a number."""
+        """Positions and heights of the points that have a number."""
         return [(point.x, point.y, point) for point in self.points if point.y is not None]
 
 
@@ -95,8 +95,8 @@ class Panel:
     Attributes:
         title: above it; "" for none.
         xlabel, ylabel: with units.
-        ticks: names of the places 0, 1, … where the horizontal axis has no numbers.
-        even: whether a line at 1.0 stands for plain decoding.
+        ticks: names of the positions 0, 1, … if the horizontal axis has no numbers.
+        even: whether to draw plain decoding as a line at 1.0.
         log: logarithmic horizontal axis.
         bottom: where the vertical axis begins.
         top: where it ends at most, e.g. 1 for a share.
@@ -115,11 +115,11 @@ class Panel:
     bars: bool = False
 
     @classmethod
-    def of(
+    def for_metric(
         cls, key: str, timing: str, series: Sequence[Series], xlabel: str = "", **more: Any
     ) -> Panel:
-        """Make axes of a metric; of ``speedup`` with the line of plain decoding."""
-        # A pass always yields one token: what counts of MAT is the part above.
+        """Make the panel of a metric; ``speedup`` gets the line of plain decoding."""
+        # A pass yields at least one token, so the axis of MAT begins at 1.
         bottom = 1.0 if key == "mat" else None
         top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
         title, unit, even = more.pop("title", ""), unit_of(key, timing), key == "speedup"
@@ -127,7 +127,7 @@ class Panel:
 
 
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
-    """Draw groups of bars at named places, one panel below the other."""
+    """Draw groups of bars at named positions, one panel below the other."""
     return curves([[replace(panel, bars=True)] for panel in panels], title, caption)
 
 
@@ -156,7 +156,7 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
         for unit in dict.fromkeys(panel.ylabel for panel in row):
             alike = [(axes, panel) for axes, panel in drawn if panel.ylabel == unit]
             _limit_heights(alike)
-            for axes, _ in alike[1:]:  # the left one's words are enough
+            for axes, _ in alike[1:]:  # the left panel's label is enough
                 axes.set_ylabel("")
         for unit in dict.fromkeys(panel.xlabel for panel in row if panel.ticks is None):
             numbered = [axes for axes, panel in drawn if panel.xlabel == unit]
@@ -191,7 +191,7 @@ def _draw_line(axes: Axes, panel: Panel, number: int, look: Look) -> None:
     series = panel.series[number]
     dense = sum(len(other.points) for other in panel.series) > _DENSE
     caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
-    joined = series.joined and panel.ticks is None  # between names there is nothing
+    joined = series.joined and panel.ticks is None  # names have no order to follow
     style = look.dot() | {"markersize": 4.5, "linewidth": 1.4}
     style["linestyle"] = look.dashes if joined else "none"
     axes.errorbar(
@@ -214,7 +214,7 @@ def _draw_claims(axes: Axes, series: Series, shift: float = 0.0) -> None:
 
 
 def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
-    """Name the places of the horizontal axis; slanted where they would run into each other."""
+    """Name the positions of the horizontal axis; slant names that would overlap."""
     n_columns = axes.get_gridspec().ncols
     if panel.ticks is not None:
         widths = [max(map(len, name.splitlines() or [""])) for name in panel.ticks]
@@ -239,13 +239,13 @@ def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
 
 
 def _points(panels: Sequence[Panel]) -> list[Point]:
-    """All points of the panels, claimed ones too."""
+    """List all points of the panels, claimed ones too."""
     lines = [line for panel in panels for line in panel.series]
     return [point for line in lines for point in (*line.points, *line.claimed)]
 
 
 def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
-    """Lengths ``[2, n]`` below and above, for error bars; nan of a number without an interval."""
+    """Compute lengths ``[2, n]`` below and above for error bars; nan without an interval."""
     ends = [(value, *(interval or (math.nan, math.nan))) for value, interval in numbers]
     lengths = [(value - low, high - value) for value, low, high in ends]
     # Never negative, although a rounded interval may miss its value by a hair.
@@ -253,7 +253,7 @@ def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
 
 
 def _span(points: Sequence[Point], even: bool) -> tuple[float, float]:
-    """Ends that hold all values, their intervals up to `_HEADROOM`, and 1.0 where it is drawn."""
+    """Return ends that hold all values, intervals up to `_HEADROOM`, and 1.0 where it is drawn."""
     ends = [(p.y, *(p.interval or (p.y, p.y))) for p in points if p.y is not None]
     lows = [max(low, y / _HEADROOM) for y, low, _ in ends]
     highs = [min(high, y * _HEADROOM) for y, _, high in ends]
@@ -266,7 +266,7 @@ def _limit_heights(drawn: Sequence[tuple[Axes, Panel]]) -> None:
     panels = [panel for _, panel in drawn]
     low, high = _span(_points(panels), any(panel.even for panel in panels))
     top = min([1.05 * high, *(panel.top for panel in panels if panel.top is not None)])
-    # Bars and shares begin at 0, whose length or part of a whole is what is seen.
+    # Bars and shares begin at 0, since their length is what a reader compares.
     from_zero = any(panel.bars or panel.top is not None for panel in panels)
     for axes, panel in drawn:
         bottom = (0.0 if from_zero else 0.95 * low) if panel.bottom is None else panel.bottom
@@ -339,7 +339,7 @@ def predicted_against_measured(rows: Sequence[Series], title: str, caption: str)
 
 
 def _draw_dots(axes: Axes, rows: Sequence[Series]) -> list[tuple[float, float]]:
-    """Draw a dot for each row, with its intervals where they are few; return their places."""
+    """Draw a dot for each row, with intervals if there are few rows; return the positions."""
     by_label = looks((row.method, row.name) for row in rows)
     dots = [(row, *dot) for row in rows for dot in row.drawn]
     for row, x, y, point in dots:

@@ -33,7 +33,7 @@ class HeatmapGrid:
     Attributes:
         cells: by row and column, of which some may be missing. Numbers are sorted along the axes,
             from the bottom and from the left; words keep their order.
-        leaders: the highest cell, then those that are not shown to differ from it on the same
+        leaders: the highest cell, then those that do not differ significantly from it on the same
             prompts.
     """
 
@@ -53,7 +53,7 @@ class HeatmapGrid:
 
 
 def _order(name: object) -> tuple[bool, float]:
-    """Numbers in their order, then words."""
+    """Sort numbers by value, then words in their order."""
     return (False, name) if isinstance(name, int | float) else (True, 0.0)
 
 
@@ -129,7 +129,7 @@ def _write_cell(
 
 
 def _mark_leaders(axes: Axes, positions: Sequence[tuple[int, int]]) -> None:
-    """Frame the highest cell; a dot in those that are not shown to differ from it."""
+    """Frame the highest cell; put a dot in cells not significantly below it."""
     best, others = positions[:1], positions[1:]
     for x, y in best:
         name = standing_word("highest" if others else "best")
@@ -145,7 +145,7 @@ def _mark_leaders(axes: Axes, positions: Sequence[tuple[int, int]]) -> None:
 
 
 def _part(axes: Axes, values: np.ndarray, level: float) -> None:
-    """A line along the edges between cells below the level and cells at or above it."""
+    """Draw a line along the edges between cells below the level and cells at or above it."""
     look = {"color": "black", "linewidth": 1.3, "linestyle": (0, (3, 1.5)), "path_effects": _RING}
     for down, across in ((0, 1), (1, 0)):
         first = values[: len(values) - down, : values.shape[1] - across]

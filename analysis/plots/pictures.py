@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _SETTINGS = 3  # of one method, from which it is drawn by its budgets
 _MOST = 40  # rows of a picture that can be read
 _DEEPEST = 8  # position in a draft that is drawn
-# Of a load the first of these that is a verdict of one of its labels is shown, as the title says.
+# A load's verdict is the first of these that one of its labels has; the title has the text.
 _VERDICTS = {
     "faster": "faster",
     "undecided": "undecided",
@@ -38,14 +38,14 @@ _LOADS = ("faster", "slower", "undecided", "too few prompts to tell")  # in the 
 
 
 def caption_of(*comparisons: ComparedRuns, text: str = "", drawn: bool = False) -> str:
-    """Return the conditions of comparisons, behind whose outputs are wrong, and ``words``.
+    """Format a caption: labels with wrong outputs, ``text``, then the comparisons' conditions.
 
-    Of predicted times it says whether intervals hold the predictions' error.
+    For predicted times it says whether intervals include the predictions' error.
 
     Args:
         comparisons: which share a picture.
-        words: before the conditions.
-        drawn: whether labels with wrong outputs are in the picture all the same.
+        text: before the conditions.
+        drawn: whether the picture includes labels with wrong outputs.
     """
     wrong = " ".join(line for comparison in comparisons for line in wrong_texts_of(comparison))
     head = "" if drawn or not wrong else "Not drawn: "
@@ -59,7 +59,7 @@ def caption_of(*comparisons: ComparedRuns, text: str = "", drawn: bool = False) 
 
 
 def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
-    """Tell whether a label is not shown to differ from plain decoding."""
+    """Return whether a label does not differ significantly from plain decoding."""
     verdict = over_plain(comparison).get((entry.run.path, entry.label))
     return verdict not in ("faster", "slower")
 
@@ -124,7 +124,7 @@ def budget_picture(comparison: ComparedRuns) -> Drawing | None:
     if not heights:
         return None
     across = "tokens of a target pass (mean), the root and its draft"
-    panel = Panel.of("speedup", comparison.timing, series, across, log=True)
+    panel = Panel.for_metric("speedup", comparison.timing, series, across, log=True)
     best, tokens, name = max(heights)
     predicted = "predicted " if comparison.timing == "predicted" else ""
     title = f"Highest {predicted}speedup, {best:.2f}: {name} with {tokens:.1f} tokens per pass"
@@ -132,7 +132,7 @@ def budget_picture(comparison: ComparedRuns) -> Drawing | None:
 
 
 def _has_head(knobs: Mapping[str, object]) -> bool:
-    """Whether a method drafts with trained heads, by itself or as a part."""
+    """Return whether a method, or a part of it, drafts with trained heads."""
     part = knobs.get("auxiliary")
     return "head" in knobs or (isinstance(part, Mapping) and _has_head(part))
 
@@ -140,7 +140,7 @@ def _has_head(knobs: Mapping[str, object]) -> bool:
 def acceptance_picture(comparison: ComparedRuns) -> Drawing | None:
     """Draw the share of steps that accept each position of a head's draft; None without heads.
 
-    Of a method's settings the fastest.
+    Only the fastest setting of a method is drawn.
     """
     fastest: dict[str, ComparedLabel] = {}
     for entry in by_speedup(comparison):
@@ -166,11 +166,11 @@ def acceptance_picture(comparison: ComparedRuns) -> Drawing | None:
     return curves([panels], title, caption_of(comparison))
 
 
-# --- texts, or users of a server, at once ---------------------------------------------------------
+# --- batch sizes, or concurrent requests of a server ----------------------------------------------
 
 
 def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]:
-    """Group those that differ in their load alone, the smallest load first."""
+    """Group comparisons that differ in their load alone, the smallest load first."""
     groups: dict[tuple[object, ...], list[ComparedRuns]] = {}
     for comparison in comparisons:
         run = comparison.runs[0]
@@ -185,8 +185,8 @@ def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]
 def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
     """Draw a line for each label of comparisons as :func:`by_load` gives them.
 
-    The title says at which loads drafting is shown to be faster or slower than plain decoding, and
-    at which neither is shown, or there are too few prompts.
+    The title lists the loads at which drafting is significantly faster or slower than plain
+    decoding, undecided, or measured with too few prompts.
     """
     points: dict[tuple[str, str], list[Point]] = {}
     loads: dict[str, list[str]] = {}
@@ -201,8 +201,8 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
             loads.setdefault(_VERDICTS[first], []).append(str(comparison.load))
     series = [Series(label, method, line) for (label, method), line in points.items()]
     served = group[0].runs[0].records[0].served
-    across = "questions asked at once" if served else "texts decoded at once"
-    unit = f"speedup of all {'users' if served else 'texts'} together"
+    across = "concurrent requests" if served else "batch size"
+    unit = f"speedup of all {'users' if served else 'sequences'} together"
     panel = Panel("", across, unit, series, even=True, log=True)
     parts = [f"{outcome} at {', '.join(loads[outcome])}" for outcome in _LOADS if outcome in loads]
     title = f"{across.capitalize()}: drafting is {'; '.join(parts)}"
@@ -210,12 +210,12 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
 
 
 def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, NumberCell, str]]:
-    """Speedup of all texts together, and verdict against plain decoding.
+    """Yield each label's speedup of all sequences together and its verdict against plain decoding.
 
-    Of fewer batches than an interval needs there is no number.
+    Without enough batches for an interval, there is no number.
     """
     over = over_plain(comparison)
-    # Of a server what one user gains, others may lose.
+    # On a server, one user's gain may be another's loss.
     served = {
         run.path: system_speedups(run.records, run.labels, run.baseline, run.seed)
         for run in comparison.runs
@@ -263,10 +263,7 @@ def sweep_heatmaps(
 
 
 def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> Drawing | None:
-    """Speedup and MAT along one knob, a line for each sweep; None without numbers.
-
-    Words instead of numbers are places side by side.
-    """
+    """Draw speedup and MAT along one knob, a line for each sweep; None without numbers."""
     values = list(dict.fromkeys(value for sweep in swept for (value,) in sweep.entries))
     ticks = [str(v) for v in values] if any(isinstance(v, str) for v in values) else None
     panels = []
@@ -279,7 +276,7 @@ def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> D
             name = ", ".join(filter(None, [sweep.method, sweep.fixed_settings]))
             series.append(Series(name, sweep.method, points))
         if any(line.drawn for line in series):
-            panels.append(Panel.of(key, timing, series, knob, ticks=ticks))
+            panels.append(Panel.for_metric(key, timing, series, knob, ticks=ticks))
     title = _highest(swept, [knob], "speedup", timing) or _highest(swept, [knob], "mat", timing)
     return curves([panels], title, text) if panels else None
 
@@ -287,8 +284,8 @@ def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> D
 def own_sweeps(comparison: ComparedRuns) -> tuple[list[str], list[Sweep]]:
     """Return the first two knobs that a user varied, and the sweeps over them.
 
-    Labels of one run do not make a sweep. Where a setting was measured twice, a warning names both
-    runs, and there is none.
+    Labels of one run do not make a sweep. If a setting was measured twice, a warning names both
+    runs, and there is no sweep.
     """
     knobs = swept_knobs(comparison)[:2] if len(comparison.runs) > 1 else []
     try:
@@ -301,7 +298,7 @@ def own_sweeps(comparison: ComparedRuns) -> tuple[list[str], list[Sweep]]:
 def sweep_pictures(
     comparison: ComparedRuns, knobs: Sequence[str], swept: Sequence[Sweep]
 ) -> Iterator[tuple[str, Drawing]]:
-    """Draw the sweeps of :func:`own_sweeps`, with what is added to their files' names.
+    """Draw the sweeps of :func:`own_sweeps`, with their file names' suffixes.
 
     Heatmaps of speedup and of MAT over two knobs, one for each setting of the others; lines over
     a single one.
@@ -319,7 +316,7 @@ def sweep_pictures(
 
 
 def _highest(swept: Sequence[Sweep], knobs: Sequence[str], key: str, timing: str) -> str:
-    """Where a number is highest, as a title; "" where there is none."""
+    """Format a title that says where a number is highest; "" without numbers."""
     cells = [
         (estimate.value, sweep, cell)
         for sweep in swept

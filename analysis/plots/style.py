@@ -1,4 +1,4 @@
-"""How figures look: a color for each family of methods, one style, the words around the axes.
+"""Style of the figures: a color for each family of methods, title, caption and legend.
 
 Within a family hatching, marker and dashes tell labels apart. The colors, most of them Okabe and
 Ito's, look different to people with any common color blindness. Whoever imports this draws in the
@@ -26,12 +26,12 @@ from specbench.paths import file_name
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
 WIDTH = 7.2  # inches of every figure
-REFERENCE = "#333333"  # lines that stand for no method: borders, the height of plain decoding
+REFERENCE = "#333333"  # lines of no method: borders, plain decoding
 PLAIN = "plain decoding"  # of a line at 1.0
 PLAIN_LINE: Keywords = {"color": REFERENCE, "linewidth": 0.8, "linestyle": "--", "label": PLAIN}
 HOLLOW = "hollow: not shown to differ from plain decoding"
 
-# What a family drafts from, its color, its methods. A method that is not listed is one of "other".
+# By what a family drafts from: its color and methods. Methods not listed belong to "other".
 _FAMILIES = {
     "text": (
         "#0072B2",
@@ -77,7 +77,7 @@ _UNITS = {
     "draft_share": "draft's share of time",
     "hit_rate": "hit rate",
 }
-# Of each form what would differ from day to day or tell the program's version.
+# Metadata by file type that would differ from day to day or between program versions.
 _UNDATED: dict[str, dict[str, None]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -94,7 +94,7 @@ class Drawing(Figure):  # type: ignore[misc]  # matplotlib has no types
 
 @dataclass(frozen=True)
 class Look:
-    """What a label is drawn with: as bar, line or point."""
+    """Style of a label's bars, lines or points."""
 
     color: str
     hatch: str = ""
@@ -113,7 +113,7 @@ class Look:
 
 
 def family_of(method: str) -> str:
-    """Return what a method drafts from; of ``ngrammys/context`` what ``ngrammys`` does."""
+    """Return what a method drafts from; ``ngrammys/context`` counts as ``ngrammys``."""
     return _FAMILY_OF.get(method.partition("/")[0], "other")
 
 
@@ -141,19 +141,19 @@ def looks(labels: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
 def unit_of(key: str, timing: str) -> str:
     """Return the name of a metric's axis.
 
-    It says which times are predicted: a picture is shown without its caption, too.
+    It marks predicted times, because pictures are also shown without captions.
     """
     timed = key in ("speedup", "tokens_per_s") and timing == "predicted"
     return f"predicted {_UNITS[key].partition(' over')[0]}" if timed else _UNITS[key]
 
 
 def canvas(height: float) -> Drawing:
-    """Make an empty figure, so many inches high without its words."""
+    """Make an empty figure of this height in inches, without title and caption."""
     return Drawing(figsize=(WIDTH, height), layout="constrained")
 
 
 def finish(figure: Drawing, title: str, caption: str, hollow: bool = False) -> Drawing:
-    """Give a figure its words, and beside the axes a legend of all that has a name in them.
+    """Add title, caption and, right of the axes, a legend of everything that is named in them.
 
     Args:
         title: the finding.
@@ -165,7 +165,7 @@ def finish(figure: Drawing, title: str, caption: str, hollow: bool = False) -> D
     for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    # What was measured has error bars, and comes before lines and marks.
+    # Measured series have error bars and come before lines and marks.
     legend = dict(sorted(handles.items(), key=lambda item: isinstance(item[1], Line2D)))
     if hollow:
         legend[HOLLOW] = Line2D([], [], **Look(REFERENCE).dot(hollow=True))
@@ -175,7 +175,7 @@ def finish(figure: Drawing, title: str, caption: str, hollow: bool = False) -> D
             list(legend.values()), names, loc="outside right center", borderaxespad=0.3,
             alignment="left",
         )  # fmt: skip
-        # Names that stand below each other need room, however low the axes are.
+        # A legend of many lines needs room, however low the axes are.
         lines = sum(name.count("\n") + 1 for name in names)
         figure.legend_height = 0.3 + 0.168 * lines
         figure.set_figheight(max(figure.get_figheight(), figure.legend_height))
@@ -192,7 +192,7 @@ def ratio_ticks(axis: Axis) -> None:
 
 
 def rows_down(axes: Axes, names: Sequence[str]) -> None:
-    """Name the places 0, 1, … of the vertical axis, from the top."""
+    """Name the positions 0, 1, … of the vertical axis, from the top."""
     axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -210,7 +210,7 @@ def save(figure: Drawing, folder: Path, name: str) -> list[Path]:
     figure.supxlabel("\n".join(caption), x=0.01, ha="left", fontsize="small")
     above, below = 0.1 + 0.19 * len(title), 0.145 * len(caption)
     height = figure.get_figheight() + above + below
-    # The legend stands in the middle, and over neither.
+    # The legend is centered and must not cover title or caption.
     figure.set_figheight(max(height, figure.legend_height + 2 * max(above, below)))
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{file_name(name)}.{suffix}" for suffix in _UNDATED]

@@ -1,7 +1,7 @@
-"""Drafting and acceptance taken apart.
+"""Details of drafting and acceptance.
 
-Acceptance by depth in the draft, by position in the answer and over the stream; what drafters
-counted over the turns of a label: draft passes, cache hits, rows, time.
+Acceptance by depth in the draft, by position in the output and over the stream; drafters'
+counters over the turns of a label: draft passes, cache hits, rows, time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def by_depth(
     depths: Mapping[tuple[int, str, int, str], Sequence[int]] | None = None,
     conditional: bool = False,
 ) -> list[tuple[int, NumberCell]]:
-    """Return by depth the share of drafts accepted there, up to where nothing is accepted.
+    """Return the share of drafts accepted at each depth, up to the last accepted one.
 
     Of the steps with a draft, those that accepted so many tokens; one plus the sum over all depths
     is the acceptance length of these steps.
@@ -34,8 +34,8 @@ def by_depth(
         records: of one label.
         seed: of the bootstrap.
         deepest: the last depth.
-        depths: of each step's draft by turn, 0 without one (`analysis.runs.load.Run.depths`); where
-            nobody kept them, all steps count.
+        depths: of each step's draft by turn, 0 without one (`analysis.runs.load.Run.depths`); if
+            they were not recorded, all steps count.
         conditional: of the steps that accepted the token before it and drafted so deep (of a tree,
             on any branch). A draft that ends before rejects nothing.
     """
@@ -64,10 +64,10 @@ where_the_one_before = partial(by_depth, conditional=True)
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
 ) -> list[tuple[float, NumberCell]]:
-    """Compute MAT of one label's steps that begin within each stretch of the answer.
+    """Compute MAT of one label's steps that begin within each stretch of the output.
 
     Returns:
-        Middle of the stretch in tokens of the answer, and MAT.
+        Middle of the stretch in tokens of the output, and MAT.
     """
 
     def steps_in(record: CaseRecord, stretch: int) -> list[int]:
@@ -90,10 +90,10 @@ def by_position(
 
 
 def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float, list[CaseRecord]]]:
-    """Cut the turns of one label into (at most) so many equal parts of the stream of requests.
+    """Split the turns of one label into at most ``parts`` equal parts of the request stream.
 
     Returns:
-        Tokens (prompt and answer) of the requests finished by the part's middle, and its turns.
+        Tokens (prompt and output) of the requests finished by the part's middle, and its turns.
     """
     turns = sorted(
         (record for record in records if record.status != "failed"),
@@ -109,7 +109,7 @@ def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float,
 
 
 def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
-    """What a drafter, or a part of it, counted in a turn; None where neither did.
+    """Return a function that reads a drafter's counter in a turn; None if it was not counted.
 
     Parts put their name and a dot before: ``sps.draft_forwards`` in a union.
     """
@@ -125,26 +125,26 @@ draft_passes, draft_tokens = drafter_count("draft_forwards"), drafter_count("dra
 
 
 def rows_of_target_pass(entry: ComparedLabel) -> NumberCell:
-    """Tokens of a target pass: draft, auxiliary nodes and root."""
+    """Compute the tokens of a target pass: draft, auxiliary nodes and root."""
     return pooled_ratio(
         entry.records, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, steps, entry.run.seed
     )
 
 
 def rows_of_draft_pass(entry: ComparedLabel) -> NumberCell:
-    """Tokens of a pass of the draft model; no number without one."""
+    """Compute the tokens of a pass of the draft model; no number without one."""
     return pooled_ratio(entry.records, draft_tokens, draft_passes, entry.run.seed)
 
 
 def load_of_pass(rows: NumberCell, parameters: int | None) -> str:
-    """Params × L_new: billions of parameters times tokens of one pass."""
+    """Compute Params × L_new: billions of parameters times tokens of one pass."""
     if rows.value is None or parameters is None:
         return ABSENT
     return f"{rows.value * parameters / 1e9:.3g}"
 
 
 def phase_share(entry: ComparedLabel, phase: str = "draft") -> NumberCell:
-    """A phase's share of the time of an entry's timed steps; no number without phases."""
+    """Compute a phase's share of the time of an entry's timed steps; no number without phases."""
     clocked = [record for record in entry.timed_records if record.phase_s]
     return pooled_ratio(
         clocked,
@@ -156,7 +156,7 @@ def phase_share(entry: ComparedLabel, phase: str = "draft") -> NumberCell:
 
 
 def hit_rate(entry: ComparedLabel) -> NumberCell:
-    """Share of queries whose corrected token was in the cache; no number without a cache."""
+    """Compute the share of queries whose corrected token was cached; no number without a cache."""
     hits, misses = drafter_count("hits"), drafter_count("misses")
 
     def queries(record: CaseRecord) -> float | None:

@@ -1,4 +1,4 @@
-"""What stands below a table or a figure: two lines, of which the second warns."""
+"""Captions of tables and figures: two lines, of which the second warns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specbench.results.summary_schema import SummaryRow
 
 
 def caption(comparison: ComparedRuns) -> str:
-    """Tell model, data, cases and hardware; on a second line the warnings that decide.
+    """Format model, data, cases and hardware, and on a second line the warnings that decide.
 
-    The first line begins with what kind of numbers these are, where they were not measured here.
+    The first line begins with the kind of the numbers unless they were measured here.
     """
     first = comparison.runs[0]
     cases = cases_text(entry.overall for entry in comparison.entries)
@@ -25,19 +25,19 @@ def caption(comparison: ComparedRuns) -> str:
     head = f"{model} on {first.dataset}{settings}: {cases}. {first.hardware}."
     deciding = [warned for warned in warnings_of(comparison) if warned.decides]
     kinds = [warned.text for warned in deciding if warned.code in KINDS]
-    # Remarks are long, and stand in the conditions.
+    # Remarks are long and listed with the conditions.
     others = [warned.text for warned in deciding if warned.code not in (*KINDS, "REMARK")]
     return "\n".join(filter(None, [" ".join([*kinds, head]), " ".join(others)]))
 
 
 def captions(comparisons: Iterable[ComparedRuns], *before: str) -> str:
-    """Put some words of a table or figure before the captions of its comparisons, a line once."""
+    """Join ``before`` and the comparisons' captions, each line once."""
     lines = [line for comparison in comparisons for line in caption(comparison).splitlines()]
     return "\n".join(dict.fromkeys(filter(None, [*before, *lines])))
 
 
 def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
-    """Tell what a comparison's numbers stand on; what differs between its runs side by side."""
+    """Return a comparison's conditions; those that differ between its runs side by side."""
     lines = join_conditions(
         conditions(run.counted, run.manifest, _rows(comparison, run)) for run in comparison.runs
     )
@@ -46,7 +46,7 @@ def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
 
 
 def warnings_of(comparison: ComparedRuns) -> list[Warned]:
-    """Warn of what may mislead a reader of a comparison, each warning once."""
+    """List what may mislead a reader of a comparison, each warning once."""
     warned: list[Warned] = []
     for run in comparison.runs:
         rows = _rows(comparison, run)

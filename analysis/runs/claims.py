@@ -1,17 +1,17 @@
-"""Claims: what papers state, beside which of a run's labels it may stand, and whether a run agrees.
+"""Claims: what papers state, which of a run's labels may show it, and whether the run agrees.
 
 ``claims.yaml`` has the numbers, and at its head what each key means. A claim is shown in a row only
-where the row's settings are those it was made with: the knobs that the claim names, and what
-``settings`` in the file (or the exhibit's own) say of the method, as far as the run knows them.
-Beside a row of the same model, which it judges, the terms must agree too: precision, answer length,
-form of the prompts, questions, draft model, and what a store was built from. Where the file has
-claims about the run's own model, other models' stand for nothing.
+if the row has the settings that it was made with: the knobs that the claim names, and what
+``settings`` in the file (or in the exhibit) say about the method, as far as the run recorded them.
+For a row of the same model, which it judges, the terms must agree too: precision, output length,
+form of the prompts, questions, draft model, and what a store was built from. If the file has
+claims about the run's model, those about other models are ignored.
 
 A verdict is an equivalence test for a claim about the same model, data set, task and settings:
-:data:`VERDICT_RULES`. MAT counts the prompt's pass as a step where the source does. Speed is
-compared only where it was measured, on the same hardware, by the source's formula and over plain
-decoding as the source ran it (eager or graphs); where the run lacks one of these, the verdict says
-what to run. Where two numbers are claimed and the verdicts differ, each is named.
+:data:`VERDICT_RULES`. MAT counts the prompt's pass as a step if the source does. Speed is
+compared only if it was measured, on the same hardware, by the source's formula and over plain
+decoding as the source ran it (eager or graphs); if the run lacks one of these, the verdict says
+what to run. If two numbers are claimed and the verdicts differ, both verdicts are listed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MARGINS = {"mat": 0.05, "speedup": 0.10}
 AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
-# For the foot of a table: the rule of the verdicts, and their words.
+# For the foot of a table: the rule of the verdicts and their names.
 VERDICT_RULES = (
     f'Verdict: "{AGREES}" where the whole 95 % interval, measured for the same model, data, '
     f"settings and (for speed) hardware, lies within {100 * MARGINS['mat']:.0f} % of the claimed "
@@ -50,14 +50,14 @@ VERDICT_RULES = (
     f'"MAT {AGREES}" alone: speed is not compared, as on other hardware. "{OTHER_MODEL}": no claim '
     "is about this model; the nearest in size stands there for orientation.",
 )
-# What a run lacks that has no speed on a claim's terms.
+# What to run if a run has no speed on a claim's terms.
 _TO_RUN = {
     "eager": "for speed run with engine.eager_baseline=true",
     "graph": "for speed run with engine=graph",
 }
 _UNCOUNTED = "for speed run again: these records lack Spec-Bench's count of ar's tokens"
 
-# What a verdict is about; speed in tokens/s alone stands there for orientation.
+# Metrics of a verdict; speed in tokens/s is shown for orientation only.
 _COMPARED = {"mat": "MAT", "speedup": "speed"}
 # Metrics that compare with the method in `over`.
 _OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
@@ -72,12 +72,12 @@ class _Part(BaseModel):
 
 
 class CountingRule(_Part):
-    """How a source counts."""
+    """A source's formula of speed, its baseline and its count of MAT."""
 
     speed: Literal["end_to_end", "specbench_exact"]
     """Its formula of speed."""
     baseline: Literal["eager", "graph"]
-    """How the plain decoding runs that its speedups are over."""
+    """Engine of the plain decoding that its speedups refer to."""
     mat_counts_prompt: Sequence[str]
     """Methods for which the prompt's pass and its token count as a step of MAT."""
 
@@ -102,15 +102,15 @@ class Claim(_Part):
     method: str
     model: str
     values: dict[str, dict[str, FiniteFloat]] = Field(min_length=1)
-    """By metric, then by task; ``overall`` is the whole data set."""
+    """Numbers by metric, then by task; ``overall`` is the whole data set."""
     counting: CountingRule
     knobs: dict[str, object] = {}
     usual: dict[str, object] = {}
     """The method's settings where ``knobs`` names no others; of a list, any value."""
     terms: dict[str, object] = {}
-    """What else the numbers were made with (`analysis.runs.load.Run.terms`)."""
+    """Further conditions of the numbers (`analysis.runs.load.Run.terms`)."""
     size: float | None = None
-    """Of the model, nominal, in billions of parameters; None where it is not stated."""
+    """The model's nominal billions of parameters; None if not stated."""
     temperature: float = 0.0
     setting: str | None = None
     qualifier: Literal["up to", "about", "more than", "less than"] | None = None
@@ -129,14 +129,14 @@ class Claim(_Part):
         return self.values.get(metric, {}).get(task)
 
     def states(self, *metrics: str) -> bool:
-        """Return whether it has one of these numbers for the whole data set."""
+        """Return whether the claim has one of these numbers for the whole data set."""
         return any(self.value(metric) is not None for metric in metrics)
 
     def fits(self, knobs: Mapping[str, object]) -> bool:
         """Return whether the claim may be shown in the row of a label with these settings.
 
-        A knob of the claim's own must be there; the usual ones count where the run has recorded
-        them, which files of others have not.
+        Knobs that the claim names must be recorded; the usual ones count if the run recorded
+        them, which imported files have not.
         """
         return self.knobs.keys() <= knobs.keys() and _agree({**self.usual, **self.knobs}, knobs)
 
@@ -151,7 +151,7 @@ class Claim(_Part):
         return f"{self.model}, {self.hardware}"
 
     def note(self, who: str, how: str = "claimed") -> str:
-        """Return where the numbers come from that a row of this name shows."""
+        """Format the source of the claimed numbers in a row of this name."""
         title = self.title.partition(":")[0]
         parts = [title, self.source, self.model, self.dataset, self.hardware]
         parts += [self.counting.text(self.method)] if self.states(*_COMPARED) else []
@@ -166,7 +166,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     """Read all claims, in the order of the file.
 
     Raises:
-        ResultsError: the file does not follow its own rules; names the place.
+        ResultsError: the file does not follow its own rules; names the claim.
     """
     # The compiled parser where there is one: the other takes a second.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -189,7 +189,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
 
 
 def _rows(exhibit: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """The claims; of a table with ``columns`` one for each cell, with its data set."""
+    """Yield the claims; in a table with ``columns`` one for each cell, with its data set."""
     for claim in exhibit["claims"]:
         if "columns" not in exhibit:
             yield claim
@@ -203,10 +203,7 @@ def _rows(exhibit: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -> Claim:
-    """A claim of a row (or of a cell of it), with what the file says of its place and method.
-
-    A name that the file does not describe is a KeyError.
-    """
+    """Make a claim from a row (or a cell of it) and the file's entries on its paper and method."""
     about = {k: v for k, v in exhibit.items() if k not in ("claims", "columns", "metrics")} | row
     method, model = about["method"], about["model"]
     hardware, paper = file["hardware"][about["hardware"]], file["papers"][about["paper"]]
@@ -233,14 +230,14 @@ def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -
     return Claim.model_validate({"counting": counting, **about, **fields})
 
 
-# --- beside which label ---------------------------------------------------------------------------
+# --- which label may show a claim -----------------------------------------------------------------
 
 
 def _agree(required: Mapping[str, object], recorded: Mapping[str, object]) -> bool:
-    """Whether keys of both have the wanted values.
+    """Return whether the keys of both have the required values.
 
-    Of a wanted list, one; of a recorded set, all must be in it; a method within a method may be
-    wanted by its name alone or with some of its knobs.
+    A required list allows each of its values; a recorded set must lie in it; a method within a
+    method may be required by its name alone or with some of its knobs.
     """
 
     def agrees(value: object, given: object) -> bool:
@@ -255,7 +252,7 @@ def _agree(required: Mapping[str, object], recorded: Mapping[str, object]) -> bo
 
 
 def _distance(claim: Claim, run: Run) -> float:
-    """0 for the same model, else above 0: the logarithm of how many times as large one is."""
+    """Return 0 for the same model, otherwise the logarithm of the ratio of sizes."""
     if claim.model == run.model:
         return 0.0
     parameters = run.parameters()
@@ -275,7 +272,7 @@ def _applies(claim: Claim, run: Run) -> bool:
 def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Claim | None:
     """Return the claim that comes closest to a label of a run.
 
-    Of the claims about the method, the data set and the settings, those about the same model come
+    Among claims about the method, the data set and the settings, those about the same model come
     first, then the model nearest in size, then those on the same hardware, those that name
     settings, those by the method's authors, and last the order of the file.
     """
@@ -311,7 +308,7 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
 def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list[Claim]:
     """Return one claim per method that has numbers for the run's data set but was not run.
 
-    About the run's model where the file has it, else about the model it says most on.
+    It is about the run's model if the file has it, otherwise about the model with most claims.
     """
     fitting = [
         claim
@@ -365,7 +362,7 @@ def _mat(run: Run, claim: Claim, row: SummaryRow) -> NumberCell:
 
 
 def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[NumberCell, str]:
-    """Speedup on the claim's terms; without it what to run."""
+    """Compute the speedup on the claim's terms; without it, return what to run."""
     counting = claim.counting
     plain = baseline_context(run.manifest).plain.get(counting.baseline)
     if plain not in run.labels:
@@ -405,7 +402,7 @@ def compare(
 
 
 def _equivalent(claimed: float, measured: NumberCell, factor: float) -> str:
-    """Whether a number is the claimed one, up to a factor either way."""
+    """Compare a number with the claimed one, up to a factor either way."""
     if measured.interval is None:
         return CANNOT_TELL
     low, high = measured.interval

@@ -1,4 +1,4 @@
-"""What commands share: their help, reading runs, and errors as exit codes."""
+"""Helpers of the commands: help texts, reading runs, errors as exit codes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says what to type instead of what ``command`` had."""
+    """A parser that names the replacement of arguments that ``command`` once had."""
 
     command = ""
 
@@ -42,7 +42,7 @@ def parser_of(about: str | None, command: str = "") -> argparse.ArgumentParser:
 
 
 def add_command(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
-    """One of several commands (an object of ``add_subparsers``) with a help of its own."""
+    """Add one of several commands to the object of ``add_subparsers``, with its own help."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=about.splitlines()[0], description=about, formatter_class=_AS_WRITTEN
     )
@@ -50,7 +50,7 @@ def add_command(commands: Any, name: str, about: str) -> argparse.ArgumentParser
 
 
 def runs_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """The parser of ``python -m analysis.<command> RUNS...``; the command adds its own options."""
+    """Make the parser of ``python -m analysis.<command> RUNS...``; the command adds options."""
     parser = _Parser(prog=f"python -m analysis.{command}", description=description)
     parser.command = f"analysis.{command}"
     add = parser.add_argument
@@ -62,9 +62,9 @@ def runs_parser(command: str, description: str) -> argparse.ArgumentParser:
 def with_runs(
     options: argparse.Namespace, show: Callable[[Sequence[Run], argparse.Namespace], int]
 ) -> int:
-    """What ``show`` returns for the runs that the options name.
+    """Read the runs that the options name, and return what ``show`` returns for them.
 
-    2 where there is nothing to show or a file is damaged.
+    Returns 2 if there is nothing to show or a file is damaged.
     """
 
     def read_and_show() -> int:
@@ -77,9 +77,9 @@ def with_runs(
 
 
 def reporting_errors(work: Callable[[], int]) -> int:
-    """The exit code of a command's work; an error of the project goes to stderr with its own.
+    """Run a command's work and return its exit code; errors of the project go to stderr.
 
-    So does a file or folder that cannot be read or written: 2, or 1 where the disk is full.
+    A file or folder that cannot be read or written gives 2, or 1 if the disk is full.
     """
     replace_unprintable()
     try:

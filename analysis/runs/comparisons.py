@@ -1,4 +1,4 @@
-"""Runs that may stand in one table, with their rows and claims, told apart from others."""
+"""Runs grouped into comparisons: those that one table may hold, with their rows and claims."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specbench.storage.jsonl import JsonObject
 
 @dataclass(frozen=True)
 class ComparedLabel:
-    """One label of one run: its rows by task, what is claimed, and what disturbed the run."""
+    """One label of one run: its rows by task, its claim, and the run's disturbances."""
 
     run: Run
     label: str
@@ -63,7 +63,7 @@ class ComparedLabel:
 
     @cached_property
     def timed_records(self) -> list[CaseRecord]:
-        """Those of them that count in times."""
+        """The label's own turns that count in times."""
         timed = timed_turns(self.run.records, self.run.labels)
         return [record for record in timed if record.label == self.label]
 
@@ -73,23 +73,23 @@ class ComparedLabel:
         return self.disturbed and self.disturbed["without_rule"][self.label]["speedup"]
 
     def measured(self, key: str, task: str = OVERALL) -> NumberCell:
-        """A number of a task's row with its interval; none where the run lacks the task."""
+        """Return a number of a task's row with its interval; empty if the run lacks the task."""
         return metric_cell(self.rows[task], key) if task in self.rows else NumberCell(None)
 
     def speed(self) -> NumberCell:
-        """Tokens/s over the run with its own interval."""
+        """Return tokens/s over the run with its own interval."""
         row = self.overall
         return NumberCell(
             row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST
         )
 
     def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
-        """The verdict on the label's claim, or on another one about it; "" without one."""
+        """Return the verdict on the label's claim, or on ``claim``; "" without one."""
         claim = claim or self.claim
         return check_claim(self.run, claim, self.rows[task]).verdict if claim else ""
 
     def note(self, name: str, claim: Claim | None = None) -> str:
-        """Where the label's claim, or another, comes from, and what was judged; "" without one."""
+        """Format the source and checked numbers of its claim or ``claim``; "" without one."""
         claim = claim or self.claim
         if claim is None:
             return ""
@@ -103,8 +103,8 @@ class ComparedLabel:
 class ComparedRuns:
     """Runs that share model, questions and conditions: one table.
 
-    ``told``: what its runs were told otherwise than the runs of another one on the same model and
-    data, ``dataset.path=b.jsonl``; "" where there is none.
+    ``overrides``: settings in which its runs differ from another comparison's on the same model and
+    data, ``dataset.path=b.jsonl``; "" if there is none.
     """
 
     runs: Sequence[Run]
@@ -137,7 +137,7 @@ class ComparedRuns:
     def _title(self, model: str, data: str) -> str:
         run, loaded = self.runs[0], self.runs[0].manifest.model
         weights = f"{loaded.weights} weights" if loaded and loaded.weights else ""
-        batch = f"{run.batch} texts at once" if run.batch > 1 else ""
+        batch = f"batch of {run.batch}" if run.batch > 1 else ""
         return ", ".join(filter(None, [f"{model} on {data}", weights, batch, self.overrides]))
 
     @property
@@ -147,16 +147,16 @@ class ComparedRuns:
 
     @property
     def ranked(self) -> list[ComparedLabel]:
-        """Those of them that may have a standing."""
+        """The drafting labels that may have a standing."""
         return [entry for entry in self.drafting if entry.ranked]
 
     def name_of(self, entry: ComparedLabel) -> str:
-        """The label, with the settings that differ where the comparison has it more than once."""
+        """Return the label, with its differing settings if the comparison has it several times."""
         text = self.settings_of(entry)
         return f"{entry.label} ({text})" if text else entry.label
 
     def settings_of(self, entry: ComparedLabel) -> str:
-        """The settings in which a label differs from others of its name; "" where it has none."""
+        """Return the settings in which a label differs from others of its name; "" if none."""
         return self._settings_texts[entry.run.path, entry.label]
 
     @cached_property
@@ -164,7 +164,7 @@ class ComparedRuns:
         labels = [(entry.run, entry.label) for entry in self.entries]
         names, texts = run_names(self.runs), setting_texts(labels)
         counts = Counter((label, text) for (_, label), text in zip(labels, texts, strict=True))
-        # The same settings twice, as measured again: only their folders tell them apart.
+        # The same settings measured twice differ in their folders only.
         return {
             (run.path, label): text if counts[label, text] == 1 else names[run.path]
             for (run, label), text in zip(labels, texts, strict=True)
@@ -172,12 +172,12 @@ class ComparedRuns:
 
     @property
     def load(self) -> int:
-        """Texts decoded, or questions asked of a server, at once."""
+        """Batch size, or concurrent requests of a server."""
         return self.runs[0].batch * self.runs[0].concurrency
 
     @property
     def unit(self) -> str:
-        """What is resampled: cases, or groups of them that are decoded at once."""
+        """Unit of the bootstrap: cases, or groups of them that share a batch."""
         return "groups" if self.runs[0].batch > 1 else "cases"
 
     @property
@@ -189,9 +189,9 @@ class ComparedRuns:
 def make_comparisons(
     runs: Sequence[Run], estimator: str | None = None, claims: Sequence[Claim] | None = None
 ) -> list[ComparedRuns]:
-    """Summarize the runs and put those that may stand in one table together.
+    """Summarize the runs and group those that one table may hold.
 
-    By default with the estimator that each run was made with, and all claims.
+    Defaults: the estimator that each run was made with, and all claims.
     """
     claims = load_claims() if claims is None else claims
     by_key: dict[tuple[Any, ...], list[Run]] = {}
@@ -199,7 +199,7 @@ def make_comparisons(
         kind = estimator or run.estimator
         key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
         by_key.setdefault(key, []).append(run)
-    # Comparisons that share model, data and machine say what sets them apart.
+    # Comparisons that share model, data and machine list their differing settings.
     alike: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
     for key in sorted(by_key):
         run = by_key[key][0]
@@ -221,7 +221,7 @@ def make_comparisons(
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
-    """Tell what runs in one table share besides model and data; may be sorted."""
+    """Return what runs in one table share besides model and data; sortable."""
     drafting = [record for record in run.records if record.label != run.baseline]
     verifiers = sorted({record.verifier for record in drafting or run.records[:1]})
     source = (run.manifest.imported or {}).get("from") or ""
@@ -233,21 +233,18 @@ def conditions(run: Run) -> tuple[Any, ...]:
 def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
     """Group the runs by where their times come from, measured ones first.
 
-    Predicted times stand in no table and no panel with measured ones.
+    No table or panel mixes predicted times with measured ones.
     """
     groups = ([run for run in runs if run.timing == timing] for timing in TIMINGS)
     return [group for group in groups if group]
 
 
 def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
-    """For each run the questions that it was to ask, by id, with a checksum of the first prompt.
-
-    A shard has asked a part of them; other runs of the same prompt set know the rest.
-    """
+    """Return the questions of each run's prompt set by id, with a checksum of the first prompt."""
     sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
     questions: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
-        # A turn that failed early has no prompt, another label's has.
+        # A turn that failed early has no prompt; another label's turn has it.
         first = sorted((r for r in run.records if not r.turn), key=lambda r: bool(r.n_prompt))
         for case, r in {r.case_id: r for r in first}.items():
             digest = r.prompt_sha or ids_sha256(r.prompt_ids)
@@ -256,9 +253,9 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
 
 
 def run_names(runs: Iterable[Run]) -> dict[Path, str]:
-    """Name the runs, by folder: its name, with folders above it where names are alike.
+    """Name the runs by folder, with parent folders if names are equal.
 
-    No whole path: tables are sent to people who have another machine.
+    Absolute paths are avoided, since tables are sent to readers on other machines.
     """
     whole = {run.path: run.path.resolve().parts for run in runs}
     ends = Counter(parts[-n:] for parts in whole.values() for n in range(1, len(parts) + 1))

@@ -17,17 +17,17 @@ STEP_PHASES = (*PHASES, "other")
 
 
 def decoded_tokens(record: CaseRecord) -> int:
-    """Tokens that the turn's steps committed: all new ones but the first, the prompt pass's."""
+    """Count the tokens that the turn's steps committed: all but the prompt pass's first one."""
     return max(0, record.n_new - 1)
 
 
 def steps(record: CaseRecord) -> int:
-    """Target passes after the prompt's."""
+    """Count the target passes after the prompt's."""
     return record.n_target_passes
 
 
 def phase_s(record: CaseRecord, phase: str) -> float:
-    """Seconds of a turn in a phase; 0 where the clock did not look into the steps."""
+    """Return a turn's seconds in a phase; 0 if phases were not measured."""
     return (record.phase_s or {}).get(phase, 0.0)
 
 
@@ -38,14 +38,14 @@ def pooled_ratio(
     seed: int = 0,
     at_most: float = math.inf,
 ) -> NumberCell:
-    """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
+    """Divide the sum of ``above`` by that of ``below``, with a bootstrap interval over cases.
 
-    Of cases decoded at once it draws groups. No interval is made of fewer than
+    Cases of one batch are drawn together. There is no interval for fewer than
     :data:`specbench.results.cells.FEWEST`.
 
     Args:
         records: of one label; failed turns are left out.
-        above, below: of one turn; None where nobody counted, which leaves the turn out.
+        above, below: of one turn; None if not counted, which leaves the turn out.
         seed: of the bootstrap.
         at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
@@ -74,13 +74,13 @@ def pooled_ratio(
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> NumberCell:
-    """Decoding speed of one label's timed turns: of one user, where several are decoded at once."""
+    """Compute one label's decoding speed over timed turns; for one user if there are several."""
     speed = pooled_ratio(records, lambda r: r.n_decoded, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> NumberCell:
-    """Mean accepted tokens of one label's turns."""
+    """Compute the mean accepted tokens of one label's turns."""
     estimate = pooled_ratio(records, decoded_tokens, steps, seed)
     if estimate.interval is None:
         return estimate
@@ -91,7 +91,7 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> NumberCell:
 def over_repeats(
     records: Iterable[CaseRecord], label: str, baseline: str
 ) -> tuple[float, float] | None:
-    """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
+    """Return mean and standard deviation of the speedup over repeats; None if fewer than two."""
     records = list(records)
     labels = sorted({record.label for record in records})
     if not {label, baseline} <= set(labels):

@@ -1,4 +1,4 @@
-"""How the labels of a comparison stand, over all its runs."""
+"""Standings of the labels of a comparison, over all its runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def leaders(
     Args:
         entries: of one comparison.
         key: ``speedup``, each over the baseline of its own run, or ``mat``.
-        same_prompts: of settings of one method, whose predictions miss alike: compared over their
+        same_prompts: for settings of one method, whose predictions err alike: compare over their
             prompts alone, without the error of a prediction.
     """
     entries = [entry for entry in entries if entry.ranked]
@@ -55,7 +55,7 @@ def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
 
 @functools.lru_cache(maxsize=64)
 def _timed_ranking(comparison: ComparedRuns) -> tuple[list[ComparedLabel], Ranking]:
-    """The timed methods and their ranking, which table, sentence and sheet share."""
+    """Rank the timed methods; table, sentence and sheet share the result."""
     timed = [entry for entry in comparison.ranked if entry.overall["speedup"] is not None]
     # The clock inside the steps costs time.
     entries = [entry for entry in timed if not entry.run.phases] or timed
@@ -63,7 +63,7 @@ def _timed_ranking(comparison: ComparedRuns) -> tuple[list[ComparedLabel], Ranki
 
 
 def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
-    """Tell how each label of each run stands against the fastest method of them all.
+    """Return the standing of each label of each run against the fastest method of all runs.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and
     plain decoding's standing comes from the fastest method's run.
@@ -71,7 +71,7 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     runs = comparison.runs
     wrong = {(run.path, label): WRONG for run in runs for label in run.wrong_outputs}
     entries, ranking = _timed_ranking(comparison)
-    if not entries:  # without plain decoding only labels of one run can be compared
+    if not entries:  # without plain decoding, only labels of one run can be compared
         if len(runs) > 1:
             return wrong
         (run,) = runs
@@ -85,22 +85,22 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
 
 
 def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
-    """Give each timed method's verdict against plain decoding: all of them hold together."""
+    """Return each timed method's verdict against plain decoding; all hold together."""
     entries, ranking = _timed_ranking(comparison)
     labels = [(entry.run.path, entry.label) for entry in entries]
     return dict(zip(labels, ranking.plain_outcomes, strict=True))
 
 
 def verdict_of(comparison: ComparedRuns) -> str:
-    """Tell the comparison in one sentence, over all its runs, behind one for each wrong label.
+    """Summarise the comparison in one sentence, after one for each label with wrong outputs.
 
-    "" where nothing was timed so and no output is wrong.
+    "" if no method was timed and no output is wrong.
     """
     return "\n".join([*wrong_texts_of(comparison), sentence_of(comparison)]).strip()
 
 
 def wrong_texts_of(comparison: ComparedRuns) -> list[str]:
-    """Give a sentence for each label of each run whose outputs are wrong."""
+    """Return a sentence for each label of each run whose outputs are wrong."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     sentences = []
     for run in comparison.runs:
@@ -110,7 +110,7 @@ def wrong_texts_of(comparison: ComparedRuns) -> list[str]:
 
 
 def sentence_of(comparison: ComparedRuns) -> str:
-    """Say in one sentence which methods are fastest; "" where nothing was timed so."""
+    """Name the fastest methods in one sentence; "" if no method was timed."""
     entries, ranking = _timed_ranking(comparison)
     if not entries:
         return ""
@@ -124,21 +124,21 @@ def sentence_of(comparison: ComparedRuns) -> str:
 
 
 def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
-    """The entries' numbers over the cases that all runs have; resampled together, case by case."""
+    """Resample the entries' numbers together, over the cases that all runs have."""
     runs = {entry.run.path: entry.run for entry in entries}
     pooled = {path: pool(run.records, run.labels) for path, run in runs.items()}
-    common = set.intersection(*({unit.name for unit in of.units} for of in pooled.values()))
-    chosen = [
-        of.only([i for i, unit in enumerate(of.units) if unit.name in common])
-        for of in pooled.values()
+    common = set.intersection(*({unit.name for unit in part.units} for part in pooled.values()))
+    common_cases = [
+        part.only([i for i, unit in enumerate(part.units) if unit.name in common])
+        for part in pooled.values()
     ]
-    # Repeats are compared where all runs have as many.
-    alike = len({of.totals.shape[0] for of in chosen}) == 1
-    totals = [of.totals if alike else of.totals[:1] for of in chosen]
-    names = [(path, label) for path, of in pooled.items() for label in of.labels]
+    # Repeats are compared if all runs have equally many.
+    alike = len({part.totals.shape[0] for part in common_cases}) == 1
+    totals = [part.totals if alike else part.totals[:1] for part in common_cases]
+    names = [(path, label) for path, part in pooled.items() for label in part.labels]
     errors = [pooled[path].prediction_errors.get(label) for path, label in names]
     joined = replace(
-        chosen[0],
+        common_cases[0],
         labels=[str(i) for i in range(len(names))],
         totals=np.concatenate(totals, axis=2),
         prediction_errors={str(i): error for i, error in enumerate(errors) if error},
@@ -156,9 +156,9 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
 
 
 def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios:
-    """The entries' ratios with the spread between runs in their errors.
+    """Add the spread between runs to the errors of the entries' ratios.
 
-    It is known where labels were measured in several runs with the same settings: the variance of
+    It is known if labels were measured in several runs with the same settings: the variance of
     the logarithms among these, pooled over labels. Every entry is one run's, so every one has it;
     two labels of one run differ by less, and comparing them errs on the wide side.
     """

@@ -1,4 +1,4 @@
-"""From folders of results to runs in memory; files only, no torch and no network."""
+"""Load run folders into memory; reads files only, no torch and no network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from specbench.results.statistics.counted import left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
 from specbench.storage.jsonl import PACKED, JsonObject, read_json, read_jsonl
 
-# Two folders and more, or a file in the home folder, from the file system's root.
+# An absolute path of at least two parts, or one below the home folder.
 _PATH = re.compile(r"(?<![\w.:/])(?:~|/[^\s/,;:'\"\]})]+)(?:/[^\s/,;:'\"\]})]+)+/?")
 _NO_DTYPE = "dtype not recorded"
 _RESAMPLES = 2000
@@ -41,7 +41,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Surface:
-    """How long batch passes of a run take, of its ``surface.json``.
+    """Times of a run's batch passes, from its ``surface.json``.
 
     Attributes:
         axes: values of ``k``, ``w`` and ``context``; empty where no batch was measured.
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """The model's name in ``conf/model``; a cost run has no record that says it."""
+        """The model's name in ``conf/model``, for a cost run from its manifest."""
         named = self.records[0].model if self.records else self.manifest.setting("model", "name")
         return str(named)
 
@@ -110,25 +110,25 @@ class Run:
 
     @property
     def dtype(self) -> str:
-        """Of the arithmetic, and of the weights where they are shorter (``engine.weights``)."""
+        """Format of the arithmetic, and of the weights if shorter (``engine.weights``)."""
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
         return number_format({"dtype": dtype or _NO_DTYPE, "weights": self._loaded.weights})
 
     @property
     def engine(self) -> str:
-        """What decoded: ours, or another one with its version and address."""
+        """The engine that decoded: ours, or another one with its version and address."""
         servers = (self.manifest.servers or {}).values()
         elsewhere = {str(s["where"]) for s in servers if not s.get("this_machine", True)}
         return ", ".join([self.records[0].engine if self.records else OWN_ENGINE, *elsewhere])
 
     @property
     def concurrency(self) -> int:
-        """Questions that a server was asked at once; 1 for our engine."""
+        """Concurrent requests of a server; 1 for our engine."""
         return int(self.manifest.setting("server", "concurrency") or 1)
 
     @property
     def batch(self) -> int:
-        """Sequences that our engine decoded in lock-step."""
+        """Sequences in a static batch of our engine."""
         return int(self.manifest.setting("batch", "size") or 1)
 
     @property
@@ -159,7 +159,7 @@ class Run:
 
     @property
     def phases(self) -> bool:
-        """Whether the clock looked into the steps, which makes speeds no headline numbers."""
+        """Whether phases were measured, which makes speeds unfit for headlines."""
         return bool(self.manifest.setting("measure", "phases"))
 
     @property
@@ -179,16 +179,16 @@ class Run:
         return self.manifest.model or ModelInfo()
 
     def parameters(self, label: str | None = None) -> int | None:
-        """Of the target, or of a label's draft model, where the manifest knows them."""
+        """Return the parameters of the target, or of a label's draft model, if recorded."""
         model = self._loaded if label is None else self._loaded.drafts.get(label)
         return model.parameters if model else None
 
     def memory(self, label: str) -> Mapping[str, int]:
-        """Bytes of weights and caches by model (``target``, ``draft``)."""
+        """Return bytes of weights and caches by model (``target``, ``draft``)."""
         return self._loaded.memory.get(label, {})
 
     def tells_draft_time(self, label: str) -> bool:
-        """Whether the clock could tell a label's drafting from the target's passes."""
+        """Return whether the clock could separate a label's drafting from the target's passes."""
         overlapping = self._loaded.overlapping
         serial = self._loaded.overlap == "serial"
         return serial or (overlapping is not None and label not in overlapping)
@@ -199,7 +199,7 @@ class Run:
         return server if isinstance(server, dict) else knobs
 
     def terms(self, label: str) -> Mapping[str, object]:
-        """Tell what a label's numbers depend on besides its knobs, as far as the run recorded it.
+        """Return what a label's numbers depend on besides its knobs, as far as it was recorded.
 
         ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``template`` of the prompts
         and whether it asks for ``thinking``, ``draft`` (the last part of its id), and as sets
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def timing(self) -> str:
-        """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
+        """Source of the times: ``measured``, ``predicted`` by a cost surface, or ``none``."""
         return self.records[0].timing if self.records else "measured"
 
     @functools.cached_property
@@ -232,12 +232,12 @@ class Run:
 
     @functools.cached_property
     def superseded(self) -> Sequence[CaseRecord]:
-        """The measurements that were made again, in the order they were given up."""
+        """The measurements that were repeated, in the order they were discarded."""
         return _records(self.path / DISTURBED, self.manifest)[0]
 
     @functools.cached_property
     def depths(self) -> Mapping[tuple[int, str, int, str], Sequence[int]]:
-        """Depth of each step's draft by turn; empty where the run's steps were not kept."""
+        """Depth of each step's draft by turn; empty if the run's steps were not recorded."""
         path = self.path / STEPS
         return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
 
@@ -258,7 +258,7 @@ class Run:
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """Those that count, in the order of the run, the baseline first."""
+        """The labels that count, in the order of the run, the baseline first."""
         recorded = dict.fromkeys(record.label for record in self.counted)
         return [label for label in {**self.manifest.labels, **recorded} if label in recorded]
 
@@ -312,7 +312,7 @@ def _records(path: Path, manifest: RunManifest) -> tuple[list[CaseRecord], bool]
 
 
 def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:
-    """Read the cost surfaces that experiments (``by_hand``: or others) measured below the folders.
+    """Read the cost surfaces of experiments (``by_hand``: of all runs) below the folders.
 
     Raises:
         ResultsError: a path does not exist.
@@ -330,8 +330,8 @@ def usable_runs(
 ) -> tuple[list[Run], list[Run]]:
     """Read the runs to show, and the incomplete ones that are not.
 
-    A run whose records another one here has too stands in no table: a merged shard, or a recording
-    of plain decoding alone that another one replays. Cost surfaces are runs without records.
+    A run is left out if another one here has its records: a merged shard, or a recording
+    of plain decoding only that another run replays. Cost surfaces are runs without records.
 
     Raises:
         ResultsError: nothing is left to show; says what to type.

@@ -1,4 +1,4 @@
-"""What labels of one name differ in, over several runs: knobs first, then what else was set."""
+"""Differences between labels of one name over several runs: knobs, then other settings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from analysis.runs.load import Run
 
 Labelled: TypeAlias = "tuple[Run, str]"  # a label of a run
 Settings: TypeAlias = "dict[str, object]"
-# Of the settings that a manifest records, those that are none.
+# Keys of a manifest's settings that are names.
 NAMES = {"_target_", "name", "label", "version"}
-# Of a run's, those that say nothing of its labels, or nothing to a reader.
+# Keys of a run's settings that say nothing about its labels or mean nothing to a reader.
 _ASIDE = {*NAMES, "compare", "traces_sha", "surface_sha"}
-# Those of a run's settings that decide its questions and under which conditions it answers them.
+# Keys of a run's settings that decide its questions and the conditions of decoding.
 _CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[Settings]:
-    """Return for each label of a run the knobs that tell it from other labels of its name."""
+    """Return for each label of a run the knobs in which it differs from others of its name."""
     varied: list[Settings] = [{} for _ in labels]
     for indices in _by_label(labels):
         knobs = [without_names(labels[i][0].knobs(labels[i][1])) for i in indices]
@@ -30,7 +30,7 @@ def varied_knobs(labels: Sequence[Labelled]) -> list[Settings]:
 
 
 def other_settings(labels: Sequence[Labelled]) -> list[Settings]:
-    """Return for each label what else its run was told, as far as the runs differ in that.
+    """Return for each label its run's other settings, as far as the runs differ in them.
 
     Keys are those that a user types; a label's own knobs are left out.
     """
@@ -43,11 +43,11 @@ def other_settings(labels: Sequence[Labelled]) -> list[Settings]:
 
 
 def setting_texts(labels: Sequence[Labelled]) -> list[str]:
-    """Tell each label of a run from others of its name, as a user types it.
+    """Format the settings in which each label differs from others of its name, as typed.
 
-    ``leader_len=1, follower_len=3`` are the label's own knobs. Where labels have the same ones, as
-    a method that runs beside another one in a sweep, what else their runs were told is added:
-    ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
+    ``leader_len=1, follower_len=3`` are the label's own knobs. If labels have the same ones, like
+    a method that is not swept itself, the other settings of their runs are added:
+    ``method.leader_len=1``. "" if the name is unique or nothing differs.
     """
     texts = [settings_text(differing) for differing in varied_knobs(labels)]
     for indices in _by_label(labels):
@@ -59,10 +59,10 @@ def setting_texts(labels: Sequence[Labelled]) -> list[str]:
 
 
 def run_texts(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Tell each group of runs from others by its questions or conditions, as a user types them.
+    """Format the questions or conditions in which each group of runs differs, as typed.
 
-    ``dataset.path=b.jsonl``; methods and their knobs are what labels say. A path is shown by its
-    last part where no other one has the same.
+    ``dataset.path=b.jsonl``; methods and their knobs belong to labels. A path is shown by its
+    last part if no other path has the same.
     """
     shared = []
     for runs in groups:
@@ -85,7 +85,7 @@ def _recorded_settings(run: Run) -> Settings:
 
 
 def _by_label(labels: Sequence[Labelled]) -> list[list[int]]:
-    """The indices of each label that is there more than once."""
+    """Return the indices of each label that occurs more than once."""
     indices: dict[str, list[int]] = {}
     for i, (_, label) in enumerate(labels):
         indices.setdefault(label, []).append(i)
@@ -101,12 +101,12 @@ def differing_settings(settings: Sequence[Mapping[str, object]]) -> list[Setting
 
 
 def without_names(knobs: Mapping[str, object]) -> Settings:
-    """Knobs alone, without what calls a label or its method."""
+    """Return the knobs without the names of a label or its method."""
     return {key: value for key, value in knobs.items() if key not in NAMES}
 
 
 def flat(node: Mapping[str, object], above: str = "") -> Settings:
-    """Leaves of nested settings by their dotted keys."""
+    """Flatten nested settings to dotted keys."""
     leaves: Settings = {}
     for key, value in node.items():
         leaf = {f"{above}{key}": value}
@@ -120,5 +120,5 @@ def settings_text(settings: Mapping[str, object]) -> str:
 
 
 def typed_value(value: object) -> str:
-    """A value as a user types it: ``true``, ``null``, text without quotes."""
+    """Format a value as a user types it: ``true``, ``null``, text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Sweeps: labels of a comparison that differ in one knob or two, with all else the same."""
+"""Sweeps: labels of a comparison that differ in one or two knobs only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Cell: TypeAlias = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Sweep:
-    """Labels that differ in some knobs alone: one heatmap, or one line.
+    """Labels that differ in the swept knobs only: one heatmap, or one line.
 
     Attributes:
         method: of all the labels.
-        words: the other settings, as far as the comparison's sweeps differ in them; "" where there
-            is but one.
+        fixed_settings: the other settings in which the comparison's sweeps differ; "" if there
+            is only one.
         entries: by the values of the knobs.
     """
 
@@ -35,14 +35,14 @@ class Sweep:
     entries: Mapping[Cell, ComparedLabel]
 
     def titled(self, title: str) -> str:
-        """The title with the words below it, a setting a line: grids are narrow."""
+        """Format the title with the fixed settings below it, one a line: grids are narrow."""
         return "\n".join(filter(None, [title, *self.fixed_settings.split(", ")]))
 
     def estimates(self, key: str) -> dict[Cell, NumberCell]:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
     def leaders(self, key: str) -> list[Cell]:
-        """The best cell by ``speedup`` or ``mat``, then those not shown behind it."""
+        """Return the best cell by ``speedup`` or ``mat``, then those not significantly below it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
         if len(entries) < 2 or any(n_of(e.overall, key) < FEWEST for e in entries):
             return []
@@ -51,7 +51,7 @@ class Sweep:
 
 
 def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
-    """Find the comparison's sweeps over these knobs, each of one method with all else the same.
+    """Find the comparison's sweeps over these knobs, each of one method and fixed other settings.
 
     A single setting does not make a sweep.
 
@@ -89,10 +89,10 @@ def _value(value: object) -> Value:
 
 
 def swept_knobs(comparison: ComparedRuns) -> list[str]:
-    """What a picture of the sweep has as axes, in the order of the method's settings.
+    """List the knobs that a picture of the sweep has as axes, in the method's order.
 
-    The knobs in which labels of one name differ; where every label has a name of its own, those in
-    which labels of one method do.
+    These are the knobs in which labels of one name differ; if all names are unique, those in
+    which labels of one method differ.
     """
     varied = varied_knobs([(entry.run, entry.label) for entry in comparison.drafting])
     if not any(varied):

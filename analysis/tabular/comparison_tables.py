@@ -49,10 +49,10 @@ _LOAD_TEXT = (
     "tokens/s: of all users together. Change: over the same server without a draft; its interval "
     "holds for all drafts together. P95: seconds until a whole answer."
 )
-# Of a title, by where the times below it come from.
+# Suffix of a title, by the source of the times below it.
 TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
 
-# Of a table, by heading: what a row has there.
+# A row's text by heading.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
 Row: TypeAlias = dict[str, Cell]
 
@@ -61,7 +61,7 @@ Row: TypeAlias = dict[str, Cell]
 
 
 def context_cells(row: SummaryRow) -> Row:
-    """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
+    """Make the cells of speedups over either engine's plain decoding, and of its bandwidth."""
     return {
         METRIC["speedup_eager"].column: estimate_of(row, "speedup_eager"),
         METRIC["speedup_graph"].column: estimate_of(row, "speedup_graph"),
@@ -70,13 +70,13 @@ def context_cells(row: SummaryRow) -> Row:
 
 
 def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> NumberCell:
-    """A claimed number with its qualifier."""
+    """Make a cell of a claimed number with its qualifier."""
     value = claim.value(metric, task) if claim else None
     return NumberCell(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
 
 
 def claimed_cells(claim: Claim | None) -> Row:
-    """What is claimed, and for which model on what."""
+    """Make the cells of a claim: its numbers, model and hardware."""
     return {
         "claimed speedup": claimed_cell(claim, "speedup"),
         "claimed MAT": claimed_cell(claim, "mat"),
@@ -86,7 +86,7 @@ def claimed_cells(claim: Claim | None) -> Row:
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:
-    """Each note once, and below them, where there are claims, how verdicts are found."""
+    """Return each note once, followed by the rule of the verdicts if there are notes."""
     unique = [note for note in dict.fromkeys(notes) if note]
     return [*unique, *VERDICT_RULES] if unique else []
 
@@ -114,7 +114,7 @@ def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> Row:
 
 
 def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
-    """The label's name; plain decoding of one run stands for all."""
+    """Return the label's name; plain decoding of one run represents all runs."""
     return entry.label if entry.label == entry.run.baseline else comparison.name_of(entry)
 
 
@@ -122,15 +122,15 @@ def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
 
 
 def natural(text: str) -> list[tuple[str, int]]:
-    """Sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
+    """Return a sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
 
 
 def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[ComparedLabel]:
-    """The comparison's entries; the baseline, which every run of a sweep has, only once.
+    """List the comparison's entries; the baseline, which every run of a sweep has, only once.
 
-    A label that several runs have is in the order of its settings; with ``columns``, the labels of
-    several runs are in the order of what sets them apart, below the baseline.
+    Runs of one label are sorted by its settings; with ``columns``, the labels of
+    several runs are sorted by these columns, below the baseline.
     """
     plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
     once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
@@ -138,7 +138,7 @@ def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[
     once.sort(key=lambda e: (labels.index(e.label), natural(comparison.settings_of(e))))
     if columns is not None and len(comparison.runs) > 1:
         texts = columns.values()
-        once.sort(key=lambda e: (e.label != e.run.baseline, [natural(of(e)) for of in texts]))
+        once.sort(key=lambda e: (e.label != e.run.baseline, [natural(get(e)) for get in texts]))
     return once
 
 
@@ -147,7 +147,7 @@ def _decoding(comparison: ComparedRuns) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-# What tells several comparisons in one table apart.
+# Columns that distinguish several comparisons in one table.
 _DIFFERING: Mapping[str, Callable[[ComparedRuns], str]] = {
     "model": lambda comparison: comparison.model,
     "data": lambda comparison: comparison.dataset,
@@ -163,24 +163,24 @@ _DIFFERING: Mapping[str, Callable[[ComparedRuns], str]] = {
 def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
     """Make the first table, and in full the wide one that papers use.
 
-    A row per label, in short the columns of :mod:`specbench.results.headline_table`, in full also a
-    column per task and the claims. Several comparisons are told apart by leading columns.
+    A row per label; in short the columns of :mod:`specbench.results.headline_table`, in full also a
+    column per task and the claims. Leading columns distinguish several comparisons.
 
     Args:
         comparisons: of one timing.
-        not_run: whether rows of methods follow for which a paper has numbers and that were not run.
+        not_run: whether to add rows of methods that a paper has numbers for but that were not run.
     """
     several = len(comparisons) > 1
     differing = {
-        name: of
-        for name, of in _DIFFERING.items()
-        if len({of(c) for c in comparisons}) > 1 or (several and name in ("model", "data"))
+        name: get
+        for name, get in _DIFFERING.items()
+        if len({get(c) for c in comparisons}) > 1 or (several and name in ("model", "data"))
     }
     rows: list[Row] = []
     notes: list[str] = []
     head = []
     for comparison in comparisons:
-        where: Row = {heading: of(comparison) for heading, of in differing.items()}
+        where: Row = {heading: get(comparison) for heading, get in differing.items()}
         standing_by_label, over = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
             key = entry.run.path, entry.label
@@ -190,7 +190,7 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
             name = {"method": _method(comparison, entry)}
             rows.append({**where, **name, **decision, **_further_cells(entry, comparison.tasks)})
             notes.append(entry.note(entry.label))
-        # Per-task numbers of a claim would be taken for measured ones here.
+        # A claim's numbers by task are left out: here they would look measured.
         for claim in comparison.not_run if not_run else ():
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
@@ -199,11 +199,12 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     title = "Methods compared" if several else comparisons[0].title
     text = "\n".join([captions(comparisons), DECISION_TEXT])
     title += TITLE_TIMES[comparisons[0].timing]
-    return ResultTable.of(title, text, rows, with_rule(notes), DECISION, len(differing), head)
+    notes, groups = with_rule(notes), len(differing)
+    return ResultTable.from_rows(title, text, rows, notes, DECISION, groups, head)
 
 
 def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
-    """The long form: a row per task and label, every number with its interval and claim."""
+    """Tabulate the long form: a row per task and label, each number with interval and claim."""
     rows: list[Row] = []
     for task in comparison.tasks:
         for entry in comparison.entries:
@@ -225,7 +226,7 @@ def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
                 }
             )
     text = "By task, n cases each: speedups over ar; claims and conditions as above."
-    return ResultTable.of(title, text, rows, groups=2)
+    return ResultTable.from_rows(title, text, rows, groups=2)
 
 
 def settings_table(
@@ -235,27 +236,27 @@ def settings_table(
     text: str = "",
     other_claims: Sequence[Claim] = (),
 ) -> ResultTable:
-    """A row per setting that was run, whatever run it stands in.
+    """Tabulate a row per setting, whichever run measured it.
 
-    Model and data have columns where there are several; the run where two rows were alike.
+    Several models or data sets get columns; so does the run if two rows were alike.
 
     Args:
         title: above the table.
         comparisons: of one kind; a comparison is one model on one data set.
-        columns: heading and text of what sets the rows apart, e.g. a knob's value.
-        text: what the caption says before the conditions.
-        beside: claims about no data set of ours, which follow below for orientation.
+        columns: heading and text of what distinguishes the rows, e.g. a knob's value.
+        text: first line of the caption, before the conditions.
+        other_claims: claims about other data sets, which follow below for orientation.
     """
     entries = [entry for comparison in comparisons for entry in rows_once(comparison, columns)]
     where: Columns = {"model": lambda e: e.run.model, "data": lambda e: e.run.dataset}
-    differing = {heading: of for heading, of in where.items() if len({of(e) for e in entries}) > 1}
+    differing = {name: get for name, get in where.items() if len({get(e) for e in entries}) > 1}
     shown: Columns = {**differing, **columns}
-    if len({tuple(of(entry) for of in shown.values()) for entry in entries}) < len(entries):
+    if len({tuple(get(entry) for get in shown.values()) for entry in entries}) < len(entries):
         names = run_names(entry.run for entry in entries)
         shown = {"run": lambda entry: names[entry.run.path], **shown}
     rows: list[Row] = [
         {
-            **{heading: of(entry) for heading, of in shown.items()},
+            **{heading: get(entry) for heading, get in shown.items()},
             **decision_cells(entry.overall, None),
             **_further_cells(entry),
         }
@@ -270,14 +271,14 @@ def settings_table(
         leading[next(iter(columns))] = f"{claim.method}{variant}"
         rows.append({**leading, **_not_run_cells(claim, why)})
         notes.append(claim.note(claim.method))
-    # Claims before what a narrow terminal can do without.
+    # Claims first: a narrow terminal drops the last columns.
     short = [*shown, "MAT", SPEEDUP, "claimed speedup", "claimed MAT", "verdict"]
     short += ["end-to-end", OUTPUTS, "cases"]
-    return ResultTable.of(title, captions(comparisons, text), rows, with_rule(notes), short)
+    return ResultTable.from_rows(title, captions(comparisons, text), rows, with_rule(notes), short)
 
 
 def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
-    """The methods of each run against ar and the fastest; None where no run has two of them."""
+    """Compare the methods of each run with ar and the fastest; None if no run has two methods."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     rows: list[Row] = []
     for run in comparison.runs:
@@ -300,7 +301,7 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
 
 
 def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
-    """Make a row per engine and label; None where all runs are of one engine."""
+    """Make a row per engine and label; None if one engine made all runs."""
     shown = [c for c in comparisons if c.timing == "measured"]
     if len({c.runs[0].engine for c in shown}) < 2:
         return None
@@ -325,7 +326,7 @@ def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
 
 
 def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
-    """Make a row per load and way of drafting: whether to switch it on; None without a server."""
+    """Make a row per load and drafter: whether to switch it on; None without a server."""
     rows = [
         row
         for comparison in sorted(comparisons, key=lambda c: c.load)
@@ -338,8 +339,8 @@ def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
 
 
 def _in_one(title: str, text: str, rows: Sequence[Mapping[str, Cell]]) -> ResultTable | None:
-    """The rows with all of their columns, MAT without its interval; None without a row."""
+    """Make a table of all columns, MAT without its interval; None without a row."""
     if not rows:
         return None
     short = [name.removesuffix(INTERVAL) if name == MAT else name for name in rows[0]]
-    return ResultTable.of(title, text, rows, short=short)
+    return ResultTable.from_rows(title, text, rows, short=short)

@@ -24,7 +24,7 @@ from specbench.results.headline_table import AGAINST, DECISION, END_TO_END, MAT,
 from specbench.results.metrics import METRICS
 from specbench.results.names import DATASETS, MODELS, display_name
 
-# Columns that tables without a choice of their own show on request only.
+# Columns that tables without ``short`` show on request only.
 _FURTHER = (
     *({metric.column for metric in METRICS} - {MAT, SPEEDUP, END_TO_END}),
     *("claimed tokens/s", "claimed on", "measured on", "claimed in"),
@@ -35,14 +35,14 @@ _ALIKE = "[=]: an interval without width, because the cases hardly differ."
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table, whatever it is printed as.
+    """A table, in any output format.
 
     Attributes:
         frame: headings and cells; a cell is text, an :class:`NumberCell` or a :class:`TextCell`.
         notes: about claims, below the table.
         short: the columns that are shown at first, one with intervals by its name without
             ``[95 %]`` where it is shown without them; none: all but :data:`_FURTHER`.
-        groups: so many leading columns head the rows that share them.
+        groups: number of leading columns that head the rows that share them.
         head: sentences above the table, which say what it shows.
     """
 
@@ -55,7 +55,7 @@ class ResultTable:
     head: Sequence[str] = ()
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         title: str,
         caption: str,
@@ -65,12 +65,12 @@ class ResultTable:
         groups: int = 0,
         head: Sequence[str] = (),
     ) -> ResultTable:
-        """Make a table of rows, each its cells by heading; what a row lacks is absent there."""
+        """Make a table of rows, each its cells by heading; missing cells are absent."""
         frame = pd.DataFrame(rows, dtype=object).fillna(ABSENT)
         return cls(title, caption, frame, notes, short, groups, head)
 
     def in_short(self) -> ResultTable:
-        """Keep the first columns; those of the decision even where nothing is known."""
+        """Keep the first columns, and those of the decision even if they are empty."""
         full = [str(name) for name in self.in_full().frame]
         available = {*full, *(name.removesuffix(INTERVAL) for name in full)}
         available |= {*DECISION} if AGAINST in self.short else set()
@@ -98,7 +98,7 @@ class ResultTable:
 
     @property
     def foot(self) -> list[str]:
-        """What holds for all rows: how verdicts are found, why some numbers have no interval."""
+        """Notes on all rows: the rule of the verdicts, why some numbers have no interval."""
         cells = [cell for row in self.rows for cell in row if isinstance(cell, NumberCell)]
         foot = [note for note in self.notes if note in VERDICT_RULES]
         foot += [_FEW] if any(cell.few and cell.value is not None for cell in cells) else []
@@ -110,7 +110,7 @@ def _filled(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def to_rich(table: ResultTable) -> FittedTable:
-    """Lay a table out for a terminal; where each claim is from stands in files."""
+    """Lay a table out for a terminal; only files list the sources of claims."""
     text = "\n".join([table.caption, *table.foot])
     return FittedTable(table.frame, "\n".join([table.title, *table.head]), text, table.groups)
 
@@ -139,7 +139,7 @@ def _markdown_cell(cell: object) -> str:
 
 
 def _without_tags(text: str) -> str:
-    """Names are the user's, and a page shows Markdown as HTML; ``<0.01`` begins no tag."""
+    """Escape tags in users' names, since a page shows Markdown as HTML; ``<0.01`` is no tag."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 
@@ -151,14 +151,14 @@ def _one_line(text: str) -> str:
 
 
 def sheet(tables: Sequence[ResultTable]) -> pd.DataFrame:
-    """Make one frame for a program: columns under names of small letters, cells in their parts.
+    """Make one frame for a program: column names in lower case, cells split into their parts.
 
-    An estimate is followed by the bounds of its interval, a claimed number by its qualifier. Of
-    several tables the first column has the title, and what one lacks is empty.
+    An estimate is followed by the bounds of its interval, a claimed number by its qualifier. With
+    several tables the first column has the title, and cells that a table lacks are empty.
     """
     sheets = []
     for table in tables:
-        # A column at a time, so that what one holds stands together.
+        # A column at a time, so that its parts stay together.
         columns = [
             pd.DataFrame([_parts(str(name), cell) for cell in table.frame[name]], dtype=object)
             for name in table.frame
@@ -174,20 +174,20 @@ def csv_text(frame: pd.DataFrame) -> str:
     return str(frame.map(_plain).to_csv(index=False, lineterminator="\n"))
 
 
-# Columns that ``summary.json`` has too are called as there.
+# Columns of ``summary.json`` keep its names.
 _KEYS = {"data": "dataset", **{metric.heading: metric.name for metric in METRICS}}
 _KEYS["tokens/s"] = "tokens_per_s"
 
 
 def column_name(heading: str) -> str:
-    """``target_params_l_new`` of ``target Params × L_new``."""
+    """Convert a heading: ``target_params_l_new`` for ``target Params × L_new``."""
     text = heading.removesuffix(INTERVAL)
     text = _KEYS.get(text, text).replace("/", " per ").lower()
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 
 
 def _parts(heading: str, cell: Cell) -> dict[str, object]:
-    """What a cell holds, by column."""
+    """Split a cell into values by column name."""
     name = column_name(heading)
     if isinstance(cell, TextCell):
         return {column_name(part): value for part, value in cell.parts.items()}
@@ -203,7 +203,7 @@ def _parts(heading: str, cell: Cell) -> dict[str, object]:
 
 
 def _plain(value: object) -> str:
-    """A cell of the file: no formula of a spreadsheet, nothing for what is absent."""
+    """Format a cell of the file: no spreadsheet formula, empty if absent."""
     if value is None or value != value or value == ABSENT:  # not a number
         return ""
     if isinstance(value, float):
@@ -217,9 +217,9 @@ def _plain(value: object) -> str:
 
 _ROWS = 40  # of a float; more do not fit a page
 _NARROW, _WRAPPED = 48, 28  # characters across a paper's column, and of a cell that is not broken
-_CAPTION = 120  # characters of the conditions beside the title: two lines of a page
+_CAPTION = 120  # characters of the conditions after the title: two lines of a page
 _BOLD = "Bold: faster than plain decoding, and no method is shown faster."
-# Columns of names that a user types, which a reader knows by others.
+# Columns of names that have a display name.
 _NAMED = ("method", "setting", "model", "data", "first", "second")
 _DISPLAY_NAMES = {name: text for name, text in (MODELS | DATASETS).items() if name != "demo"}
 _LATEX = str.maketrans(
@@ -231,7 +231,7 @@ _LATEX = str.maketrans(
         "“": "``", "”": "''", "…": r"\dots{}", "→": r"$\to$",
     }
 )  # fmt: skip
-# Only a table that is wider than its column or page is made smaller.
+# Only a table that is wider than its column or page is scaled down.
 _FLOAT = r"""
 \begin{{{kind}}}
 \setlength{{\abovecaptionskip}}{{0pt}}\setlength{{\belowcaptionskip}}{{6pt}}
@@ -256,7 +256,7 @@ def to_latex(tables: Sequence[ResultTable]) -> str:
 
 
 def _floats(table: ResultTable, label: str) -> Iterator[str]:
-    """Caption: the title and the first line of the conditions; claims' notes are comments."""
+    """Yield floats captioned by title and first line of the conditions; claims are comments."""
     first, *lines = table.caption.split("\n")
     if len(first) > _CAPTION:
         first, lines = "", [first, *lines]
@@ -294,7 +294,7 @@ def _floats(table: ResultTable, label: str) -> Iterator[str]:
 
 
 def _heading(heading: str, cells: Sequence[Cell]) -> str:
-    """A heading, word below word where it is longer than all of its cells."""
+    """Format a heading, word below word if it is longer than all of its cells."""
     parts = [_latex(word) for word in re.split(" (?!%)", heading)]
     if len(parts) == 1 or len(heading) <= max((len(str(cell)) for cell in cells), default=0):
         return " ".join(parts)
@@ -308,12 +308,12 @@ def _latex_cell(cell: Cell) -> str:
         return f"{number}{{\\,\\scriptsize[{_latex(interval)}}}" if interval else number
     text = re.sub(r", p \$<\$([\d.]+)$", r", $p < \1$", _latex(str(cell)))
     text = re.sub(r", p ([\d.]+)$", r", $p = \1$", text)
-    # TeX would take a bracket or a star that follows the row before for an option of it.
+    # TeX would read a leading bracket or star as an option of the row before.
     return f"{{}}{text}" if text[:1] in ("[", "*") else text
 
 
 def _named(heading: str, cell: Cell) -> Cell:
-    """A cell with the name that a reader knows."""
+    """Replace a user's name by its display name."""
     if heading == "run":
         return _with_names(str(cell))
     if heading not in _NAMED or not isinstance(cell, str):
@@ -323,7 +323,7 @@ def _named(heading: str, cell: Cell) -> Cell:
 
 
 def _with_names(text: str) -> str:
-    """Text with the names of models and data that a reader knows."""
+    """Replace the names of models and data by their display names."""
     return re.sub(r"\w+", lambda word: _DISPLAY_NAMES.get(word[0], word[0]), text)
 
 

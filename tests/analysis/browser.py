@@ -1,4 +1,4 @@
-"""A page laid out by headless Chromium at given widths, and what a script finds in it there."""
+"""Lay out a page in headless Chromium at given widths and evaluate a script in it."""
 
 import html
 import json
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# The page itself may hold no script, so one beside it looks into a frame of each width.
+# The page itself may hold no script, so an outer page reads a frame of each width.
 _FRAMES = """<!DOCTYPE html><body><script>
 const found = {}, sizes = %s, page = %s;
 for (const width of sizes) {
@@ -29,17 +29,17 @@ for (const width of sizes) {
 
 
 def executable() -> str | None:
-    """The browser's path, None where there is none."""
+    """Return the browser's path, None without one."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def look(
     page: str, expression: str, widths: list[int], folder: Path, scheme: str = "light"
 ) -> tuple[dict, list[str]]:
-    """The value of an expression over ``view`` and ``document`` by width in CSS pixels.
+    """Evaluate an expression over ``view`` and ``document`` by width in CSS pixels.
 
     Returns:
-        The values, and what the console had to say.
+        The values, and the console's messages.
     """
     frames = folder / "frames.html"
     text = json.dumps(page).replace("</", "<\\/")

@@ -17,26 +17,26 @@ def edit_json(path, **changes):
 
 
 def edit_manifest(folder, **changes):
-    """The manifest with other values; a finished folder vouches for it."""
+    """Change values of the manifest; a finished folder gets its new hash."""
     edit_json(folder / "manifest.json", **changes)
     if (folder / "DONE").exists():
         vouch(folder)
 
 
 def vouch(folder):
-    """A finished folder, whatever its manifest says."""
+    """Mark a folder as finished, with its manifest's hash."""
     (folder / "DONE").write_text(file_sha256(folder / "manifest.json"))
 
 
 def copy_run(folder, to, run_key):
-    """A copy as another run's: manifest and records name its key."""
+    """Copy a folder as another run: manifest and records name its key."""
     shutil.copytree(folder, to)
     edit_manifest(to, run_key=run_key)
     edit_records(to, lambda record: record | {"run_key": run_key})
 
 
 def edit_records(folder, change):
-    """Every record of a run through ``change``, which may give None for one to be dropped."""
+    """Apply ``change`` to every record of a run; None drops the record."""
     path = folder / "cases.jsonl"
     lines = filter(None, (change(json.loads(line)) for line in path.read_text().splitlines()))
     path.write_text("".join(json.dumps(record) + "\n" for record in lines))

@@ -1,4 +1,4 @@
-"""Claims: the file follows its own rules, they stand beside their own settings, and are judged."""
+"""Claims: the file follows its rules, rows show claims of their settings, and are compared."""
 
 import copy
 import dataclasses
@@ -62,7 +62,7 @@ class TestFile:
         assert len(rows) == len(set(rows))
 
     def test_the_tables_are_whole(self):
-        """Numbers of each exhibit, counted in the sources."""
+        """Compare with the numbers of each exhibit, counted in the sources."""
         counted = {
             ("cacheback", "table1"): 9, ("token_recycling", "table1"): 171,
             ("token_recycling", "table1_mbpp"): 45, ("ngrammys", "table1"): 46,
@@ -85,7 +85,7 @@ class TestFile:
             assert c.value("speedup") == pytest.approx(sum(tasks) / 6, abs=0.09), c
 
     def test_ratios_agree_with_the_speeds_they_come_from(self):
-        """Where a table gives both, tokens/s over ar's must be the speedup, to rounding."""
+        """If a table gives both, tokens/s over ar's must be the speedup, up to rounding."""
         by_exhibit = {}
         for c in load_claims():
             if c.setting is None and c.value("tokens_per_s") and c.value("speedup"):
@@ -128,7 +128,7 @@ def matching_claim(run: Run, *claims, label="cacheback", method="cacheback"):
 
 
 def as_set(run: Run, label: str, **knobs) -> Run:
-    """The run with a label's settings changed."""
+    """Change a label's settings in the run."""
     info = run.manifest.labels.get(label, LabelInfo())
     info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
     return with_manifest(run, labels={**run.manifest.labels, label: info})
@@ -187,7 +187,7 @@ class TestFindClaim:
         ],
     )
     def test_a_method_within_a_method_is_matched_by_its_name_and_knobs(self, run, auxiliary, shown):
-        """Claims with a part of these knobs, with a part of this name, and with none."""
+        """Try claims with some of these knobs, with this name only, and without the part."""
         run = as_set(run, "sam", auxiliary=auxiliary)
         part = {"name": "token_recycling", "tree": "sam_60"}
         claims = [
@@ -232,7 +232,7 @@ class TestFindClaim:
     @pytest.mark.parametrize(
         ("change", "shown"),
         [
-            # What the run does not know is taken for granted; a claim's own knobs come first.
+            # Settings that the run did not record are assumed; the claim's knobs come first.
             ({"usual": {"unheard_of": 1, "leader_len": 1}}, True),
             ({"usual": {"leader_len": 2}, "knobs": {"leader_len": 1}}, True),
             ({"usual": {"leader_len": 2}}, False),
@@ -283,9 +283,9 @@ WIDE = {"mat": NumberCell(4.13, (0.94, 18.15))}
         ({"speedup": 1.7 * 1.099}, {}, "agrees"),
         ({"speedup": 1.7 * 1.101}, {}, "cannot tell"),
         ({"speedup": 1.9 * 1.101}, {}, "disagrees"),
-        # Without an interval nothing is known, however near the value is.
+        # Without an interval there is no verdict, however near the value is.
         *((claimed, ALONE, "cannot tell") for claimed in (CLAIMED, {"mat": 2.9})),
-        # A wide interval agrees with nothing, and still refuses what lies far outside.
+        # A wide interval agrees with no claim, but rejects claims far outside.
         *(({"mat": mat}, WIDE, "cannot tell") for mat in (2.42, 4.13, 18.0)),
         ({"mat": 40.0}, WIDE, "disagrees"),
         (CLAIMED, {"mat": NumberCell(None), "speedup": NumberCell(None)}, "not compared"),
@@ -307,13 +307,13 @@ def stating(counting=None, **values):
 
 @pytest.fixture(scope="module")
 def whole(run) -> Run:
-    """Without the case that failed."""
+    """Return the run without its failures."""
     records = [r.replace(status="ok") for r in run.records if r.case_id != "90"]
     return dataclasses.replace(run, records=records)
 
 
 def on_gpu(run: Run, engine: str = "eager", gpu: str = "NVIDIA GeForce RTX 4090", **more) -> Run:
-    """The run as if measured on a GPU whose passes that engine ran."""
+    """Return the run as if measured on a GPU with that engine."""
     model = ModelInfo(device="cuda", passes={"engine": engine})
     return with_manifest(run, model=model, hardware={"gpus": [{"name": gpu}]}, **more)
 
@@ -334,7 +334,7 @@ def per_second(run: Run, label: str, tokens="n_new") -> float:
 
 class TestEqualTerms:
     def test_speed_is_judged_end_to_end_over_eager_plain_decoding(self, whole):
-        """Beside graphs it takes half as long again; what it is over these is no counterpart."""
+        """Eager plain decoding takes 1.5 times as long; a speedup over graphs is not comparable."""
         eager = [
             r.replace(label="ar_eager", wall_s=1.5 * r.wall_s, decode_s=1.5 * r.decode_s)
             for r in whole.records

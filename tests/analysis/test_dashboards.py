@@ -26,11 +26,11 @@ def runs():
 
 @pytest.fixture(scope="module")
 def subject(runs):
-    return dashboards.Subject.of(runs, entity="team")
+    return dashboards.Subject.from_runs(runs, entity="team")
 
 
 def parts(page, kind):
-    """All parts of a kind in a workspace or a report, as dictionaries."""
+    """Collect all parts of a kind in a workspace or a report, as dictionaries."""
     if dataclasses.is_dataclass(page):
         fields = {f.name: getattr(page, f.name) for f in dataclasses.fields(page)}
         matches = [fields] if type(page).__name__ == kind else []
@@ -68,7 +68,7 @@ def test_the_workspace_groups_by_setting_and_filters_and_the_report_has_the_tabl
 
 
 def test_a_sweep_has_parallel_coordinates_and_scatter_plots():
-    swept = dashboards.Subject.of(load_runs([GOLDEN / "experiments" / "cacheback_figure4"]))
+    swept = dashboards.Subject.from_runs(load_runs([GOLDEN / "experiments" / "cacheback_figure4"]))
     panels = [p for shown in dashboards.sections(swept).values() for p in shown]
     (coordinates,) = (p for p in panels if type(p).__name__ == "ParallelCoordinatesPlot")
     columns = [column.metric.name for column in coordinates.columns]
@@ -80,7 +80,7 @@ def test_a_sweep_has_parallel_coordinates_and_scatter_plots():
 def test_a_metric_that_no_run_has_gets_no_panel():
     without = load_runs([GOLDEN / "experiments" / "ngrammys_figure2"])
     assert {run.timing for run in without} == {"none"}
-    shown = names(dashboards.workspace(dashboards.Subject.of(without)))
+    shown = names(dashboards.workspace(dashboards.Subject.from_runs(without)))
     assert {name.rsplit("/", 1)[-1] for name in shown} <= {"mat", *dashboards.OUTPUTS}
 
 
@@ -109,7 +109,7 @@ def test_push_saves_both_where_the_runs_or_the_account_say(runs, monkeypatch, ca
     assert capsys.readouterr().out.count("https://example.invalid/saved") == 2
     node = {"name": "wandb", "entity": "ours", "project": "theirs"}
     monkeypatch.setitem(runs[0].manifest.config, "logger", node)
-    subject = dashboards.Subject.of(runs)
+    subject = dashboards.Subject.from_runs(runs)
     assert (subject.entity, subject.project) == ("ours", "theirs")
 
 

@@ -1,4 +1,4 @@
-"""What was disturbed and measured again is told wherever the numbers stand."""
+"""Disturbed turns and repeated measurements are reported wherever the numbers are shown."""
 
 import csv
 import json

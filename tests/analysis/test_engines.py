@@ -1,4 +1,4 @@
-"""Runs of several engines: apart in tables and figures, side by side in one of their own."""
+"""Runs of several engines: separate in tables and figures, side by side in the engine table."""
 
 import csv
 import io
@@ -74,5 +74,5 @@ def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, c
 def test_a_sweep_over_loads_is_one_chart(comparisons):
     (group,) = by_load(comparisons)
     (axes,) = load_picture(group).axes
-    assert axes.get_xlabel() == "questions asked at once"
+    assert axes.get_xlabel() == "concurrent requests"
     assert [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 1]

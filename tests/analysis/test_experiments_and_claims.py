@@ -44,7 +44,7 @@ for claim in load_claims():
 
 
 def sweep(name):
-    """Overrides of each job of an experiment in the paper's size."""
+    """List the overrides of each job of an experiment in the paper's size."""
     params = {}
     for path in (f"experiment/{name}.yaml", f"experiment/paper/{name}.yaml"):
         config = yaml.safe_load((CONF_DIR / path).read_text())
@@ -54,7 +54,7 @@ def sweep(name):
 
 
 def run_of(cfg) -> Run:
-    """What a run's folder would say of its settings; nothing is run."""
+    """Make the run that a folder with these settings would give, without running it."""
     rows = cfg.dataset.rows
     case_ids = range(rows.first, rows.last + 1) if cfg.dataset.limit is None and rows else (1,)
     entries = resolve_entries(cfg)
@@ -73,7 +73,7 @@ def run_of(cfg) -> Run:
 
 
 def without_a_run(name, jobs) -> list:
-    """The claims of an experiment that stand beside no label of these jobs."""
+    """List the claims of an experiment that no label of these jobs gets."""
     missing = list(CLAIMS[name])
     for overrides in jobs:
         run = run_of(compose([f"experiment={name}", "scale=paper", *overrides]))
@@ -84,7 +84,7 @@ def without_a_run(name, jobs) -> list:
             if claim.model == run.model
         ]
         missing = [claim for claim in missing if claim not in matches]
-    # The best of a grid is no label's; a table's module finds it.
+    # The best of a grid belongs to no label; the papers' tables find it.
     return [claim for claim in missing if claim.setting != "best"]
 
 

@@ -19,25 +19,25 @@ def bar_chart(*series):
 
 
 def containers(axes, kind="patches"):
-    """What was drawn with error bars, by its name."""
+    """Return the artists with error bars, by name."""
     return {c.get_label(): c for c in axes.containers if hasattr(c, kind)}
 
 
 def ends(container):
-    """Ends of the intervals, in their order."""
+    """Return the ends of the intervals, in their order."""
     lines = getattr(container, "errorbar", container).lines
     axis = int(not getattr(container, "has_xerr", False))
     return [tuple(segment[:, axis]) for segment in lines[2][0].get_segments() if len(segment)]
 
 
 def markers(axes, marker):
-    """Places and heights of the points with this marker."""
+    """Return positions and heights of the points with this marker."""
     lines = [line for line in axes.lines if line.get_marker() == marker]
     return [tuple(point) for line in lines for point in line.get_xydata()]
 
 
 def white(axes):
-    """Places and heights of the hollow points."""
+    """Return positions and heights of the hollow points."""
     lines = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     return [tuple(point) for line in lines for point in line.get_xydata()]
 
@@ -182,11 +182,8 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
 
 
 def test_stacks_add_up():
-    shares = {
-        "draft": NumberCell(0.25, (0.2, 0.3)),
-        "verify": NumberCell(0.75),
-        "none": NumberCell(0),
-    }
+    shares = {"draft": NumberCell(0.25, (0.2, 0.3)), "verify": NumberCell(0.75)}
+    shares["none"] = NumberCell(0)
     axes = charts.stacked_bars({"ar": shares}, "share", "t", "c").axes[0]
     assert [bar.get_width() for bar in axes.patches if bar.get_width() < 1] == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} - {""} == {"25%", "75%"}

@@ -1,4 +1,4 @@
-"""Predicted times stand with measured ones in no table, panel, section or W&B key.
+"""No table, panel, section or W&B key mixes predicted times with measured ones.
 
 Nor do claims of other models or hardware on a bar. Golden runs of every kind of table and figure
 are taken, as measured and as predicted, and everything that is made of both is looked through.
@@ -35,7 +35,7 @@ EACH_KIND = (
 
 
 def predicted(run: Run) -> Run:
-    """The run's twin whose times were predicted, and are a thousandth."""
+    """Copy the run with predicted times, a thousandth of the measured ones."""
     times = ("prefill_s", "decode_s", "wall_s")
     records = [
         r.replace(timing="predicted", **{name: getattr(r, name) / FACTOR for name in times})
@@ -48,7 +48,7 @@ def predicted(run: Run) -> Run:
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_resamples():
-    """Intervals are not looked at here."""
+    """Resample little, since no test here checks intervals."""
     with pytest.MonkeyPatch.context() as patch:
         few = functools.partial(comparisons.summarize, n_resamples=20)
         patch.setattr(comparisons, "summarize", few)
@@ -58,7 +58,7 @@ def _few_resamples():
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    """Golden runs, and a predicted twin of each measured one."""
+    """Golden runs, and a predicted copy of each measured one."""
     originals, _ = usable_runs([*(EXPERIMENTS / name for name in EACH_KIND), RECORDS])
     return [*originals, *(predicted(r) for r in originals if r.records and r.timing == "measured")]
 
@@ -69,7 +69,7 @@ def synthetic(runs) -> Run:
 
 
 def says(text: str) -> set[str]:
-    """Which times a caption speaks of, by its comparisons' lines."""
+    """Return the kinds of times in a caption, by its comparisons' lines."""
     lines = [line for line in text.splitlines() if re.search(r" on \S+.*: \d+ .*cases?\.", line)]
     return {"predicted" if PREDICTED in line else "measured" for line in lines}
 
@@ -136,7 +136,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
 def test_the_wandb_report_has_a_part_for_each(synthetic):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     both = [synthetic, predicted(synthetic)]
-    page = dashboards.report(dashboards.Subject.of(both, entity="team"))
+    page = dashboards.report(dashboards.Subject.from_runs(both, entity="team"))
     (text,) = (b.text for b in page.blocks if "###" in str(getattr(b, "text", "")))
     parts = text.split("### ")[1:]
     assert [PREDICTED in part for part in parts] == [False, True]

@@ -1,4 +1,4 @@
-"""Who may be the best, in one run and over several."""
+"""The labels that may be the best, in one run and over several."""
 
 import json
 
@@ -29,7 +29,7 @@ def only(cases, factor=1.0, repeats=(0,)):
 
 
 def other_settings(folder):
-    """The run's pld becomes one with another knob, which is no second measurement of the first."""
+    """Change a knob of the run's pld, so that it is no second measurement of the first."""
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["labels"]["pld"]["knobs"]["max_ngram"] = 9
     edit_manifest(folder, labels=manifest["labels"])
@@ -53,7 +53,7 @@ def led(results, key="speedup"):
 
 
 def decided(comparison):
-    """The first table's cells against the best, by method."""
+    """Return the first table's cells against the best, by method."""
     frame = comparison_table(comparison).in_short().frame
     return frame.set_index("method")["against the best"].map(str)
 
@@ -96,7 +96,7 @@ def test_the_table_names_one_where_the_data_do(results, case_ids):
 
 
 def with_bugs(folder, *wrong):
-    """The first turn of each of these labels becomes one whose output is wrong."""
+    """Make the output of each of these labels' first turn wrong."""
     left = set(wrong)
 
     def change(record):

@@ -1,4 +1,4 @@
-"""Shards of a run, measured apart and joined, are the run; whatever is not that is refused."""
+"""Joined shards equal the whole run; anything else is refused."""
 
 import json
 import shutil

@@ -28,7 +28,7 @@ SHOWN = [
 
 
 def run_cells(path):
-    """Converted to a notebook as for Jupyter, and the cells of that file executed."""
+    """Convert the file to a notebook as for Jupyter and execute its cells."""
     book = jupytext.reads(jupytext.writes(jupytext.read(path), fmt="ipynb"), fmt="ipynb")
     assert book.cells[0].cell_type == "markdown", "it says first what it shows"
     namespace = {"__name__": "__main__"}
@@ -71,7 +71,7 @@ def test_numbers_are_a_data_frame_with_the_settings_of_labels(monkeypatch):
 
 @pytest.mark.slow
 def test_executed_as_a_notebook(tmp_path):
-    """By the project's own environment, with frames and pictures in it."""
+    """Execute with the project's environment; outputs hold frames and pictures."""
     executed = tmp_path / "kw_heatmaps.ipynb"
     runs = {"RUNS": str(GOLDEN / "experiments/ngrammys_figure3"), "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(

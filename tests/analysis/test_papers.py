@@ -1,4 +1,4 @@
-"""The papers' tables and figures: what they are made of, and that no experiment is without one."""
+"""The papers' tables and figures: their runs and numbers, and that each experiment has one."""
 
 import shutil
 import statistics
@@ -212,7 +212,7 @@ def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
     few = [record for record in records if record.case_id in cases[:2]]
     assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
     cells = {"MAT [95 %]": mat(few), "x": NumberCell(0.71, (0.71, 0.71))}
-    page = ResultTable.of("t", "c", [cells], ["a note"])
+    page = ResultTable.from_rows("t", "c", [cells], ["a note"])
     assert [str(cell).partition(" ")[2] for cell in page.rows[0]] == ["[–]", "[=]"]
     assert [*page.notes] == ["a note"]
     assert "fewer than 3 cases" in " ".join(page.foot) and "without width" in " ".join(page.foot)
@@ -266,11 +266,11 @@ def test_acceptance_by_position_and_part_of_the_stream(run):
     assert len(stream_parts(records[:2], 5)) == 2
 
 
-# --- what nobody counted --------------------------------------------------------------------------
+# --- missing counters -----------------------------------------------------------------------------
 
 
 def draft_model_rows(change):
-    """Cells of the table of resources by method, after ``change`` of every record's counters."""
+    """Make the table of resources by method, after ``change`` of every record's counters."""
     runs = load_runs([EXPERIMENTS / "draft_models"])
     for run in runs:
         run.records[:] = [r.replace(drafter=change(r.method, r.drafter)) for r in run.records]

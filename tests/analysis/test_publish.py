@@ -1,4 +1,4 @@
-"""Copies of runs for Weights & Biases: what they hold, same ids after a resume, failures told."""
+"""Copies of runs for Weights & Biases: contents, same ids after a resume, reported failures."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_each_label_is_a_run_with_flat_numbers_and_its_turns(run):
 
 
 def job(run, home, tokens, *typed):
-    """A job of a sweep over pld's ``num_tokens``, with plain decoding."""
+    """Copy a job of a sweep over pld's ``num_tokens``, with plain decoding."""
     folder = shutil.copytree(run.path, home / f"pld-{tokens}")
     labels = {label: run.manifest.to_json()["labels"][label] for label in ("ar", "pld")}
     labels["pld"]["knobs"]["num_tokens"] = tokens

@@ -172,7 +172,7 @@ LAYOUT = """(() => {
 
 
 def look(text, folder):
-    """What must hold at a phone's and at a desk's width, by day and by night."""
+    """Check the layout at a phone's and a desk's width, in light and dark mode."""
     for scheme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 24, 29)")):
         layout, complaints = browser.look(text, LAYOUT, [390, 1280], folder, scheme)
         assert complaints == []

@@ -1,4 +1,4 @@
-"""Residuals of predicted speedups: by hand, and what does not belong together."""
+"""Residuals of predicted speedups: computed by hand, and runs that do not match."""
 
 import json
 import math

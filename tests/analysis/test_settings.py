@@ -1,4 +1,4 @@
-"""Labels of several runs are told apart by what was set, never by a hash or a folder's number."""
+"""Labels of several runs are distinguished by settings, never by a hash or a folder's number."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
 @pytest.fixture
 def runs_of(results):
-    """Runs of ar and of ``cacheback`` with other knobs each time, told other things besides."""
+    """Runs of ar and ``cacheback`` that differ in knobs and in other settings."""
     repeats = {"ar": 0, "cacheback": 0}
     edit_records(results / "one", lambda r: r if r["repeat"] == repeats.get(r["label"]) else None)
 
@@ -55,7 +55,7 @@ def test_labels_are_named_by_their_own_knobs_that_differ(runs_of):
         "leader_len=2, merge=true, tables=null",
         'leader_len=2, merge=false, tables=[{"kind":"dynamic"}]',
     ]
-    # One that only ran beside: what its runs were told, by the keys that were typed.
+    # A label without knobs that differ: its runs' settings, by the keys that were typed.
     assert texts_of(runs, "ar")[1] == "method.leader_len=2, method.merge=true, method.tables=null"
     varied = varied_knobs([(run, "cacheback") for run in runs])
     assert [knobs["leader_len"] for knobs in varied] == [1, 2, 2]
@@ -87,7 +87,7 @@ def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
     settings = [({"leader_len": leader}, {"seed": seed}) for leader in (1, 2, 3) for seed in (7, 8)]
     comparison = compared(runs_of(*settings, ({"leader_len": 1, "merge": True}, {"seed": 7})))
     cells = {s.fixed_settings: sorted(s.entries) for s in sweeps(comparison, "leader_len")}
-    # A setting that is there once is beside others no sweep.
+    # A setting without others to compare with is no sweep.
     assert cells == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
 
 

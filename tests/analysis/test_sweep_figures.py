@@ -36,7 +36,7 @@ def swept():
 
 
 def with_knobs(run, **knobs):
-    """The run with other knobs, by label."""
+    """Change the run's knobs, by label."""
     labels = {
         label: info.model_copy(update={"knobs": knobs.get(label, info.knobs)})
         for label, info in run.manifest.labels.items()
@@ -46,7 +46,7 @@ def with_knobs(run, **knobs):
 
 
 def with_verdicts(monkeypatch, **verdicts):
-    """Plain decoding's comparisons as given, by label; others are undecided."""
+    """Set the verdicts against plain decoding by label; others are undecided."""
 
     def over_plain(comparison):
         entries = comparison.ranked
@@ -134,7 +134,7 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison, m
         assert f"{np.max(table):.2f}, at k {k}, w {w}" in drawn[f"k_w_{key}"].title
     assert "predicted" in drawn["k_w_speedup"].axes[-1].get_ylabel(), "without its caption, too"
     assert "error, which is not known" in drawn["k_w_speedup"].caption
-    # Labels beside a sweep are drawn too.
+    # Labels outside the sweep are drawn too.
     monkeypatch.setattr(figures, "overview_pictures", lambda _: [("ranked", None)])
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
     with_pld = replace(swept, entries=[*swept.entries, pld])
@@ -179,7 +179,7 @@ def test_an_error_that_all_predictions_share_leaves_no_cell_undecided(swept):
 
 
 def budgets_of(comparison, *settings, run=None):
-    """PLD of the comparison with such settings of `num_tokens` and others, as its entries."""
+    """Draw the comparison's PLD with these settings as its entries."""
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
     run = run or pld.run
     entries = [
@@ -246,7 +246,7 @@ def test_a_load_s_title_is_its_standing_and_not_its_ratio(comparison, monkeypatc
     with_verdicts(monkeypatch, **verdicts)
     assert min(entry.overall["speedup"] for entry in comparison.drafting) > 1
     figure = load_picture([comparison])
-    assert title in figure.title and figure.title.count(" at ") == 2  # "decoded at once" is one
+    assert title in figure.title and figure.title.count(" at ") == 1
     hollow = sum(verdicts.get(e.label, "") not in ("faster", "slower") for e in comparison.ranked)
     assert len(white(figure.axes[0])) == hollow
     drawn = containers(figure.axes[0], "has_yerr")

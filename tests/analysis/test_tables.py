@@ -1,4 +1,4 @@
-"""The command line of the tables, and what a table says."""
+"""The command line of the tables, and their contents."""
 
 import csv
 import io
@@ -181,7 +181,7 @@ class TestRunsOfATable:
             keep_cases(results / name, lambda record, rest=rest: int(record["case_id"]) % 2 == rest)
         comparison = only_comparison(results)
         assert [run.path.name for run in comparison.runs] == ["one", "two"]
-        # They have no case in common, so no method of one is compared with one of the other.
+        # The shards share no case, so their methods are not compared with each other.
         table = comparison_table(comparison).in_short()
         assert set(table.frame["against the best"].map(str)) == {"too few cases"}
         assert table.head[0].startswith("Too few cases")
@@ -281,7 +281,7 @@ class TestNamesOfUsers:
     @pytest.fixture
     def hostile(self):
         rows = [{"method": name, "<b>x</b>": "-1.5"} for name in HOSTILE]
-        return ResultTable.of(HOSTILE[4], HOSTILE[4], rows, [HOSTILE[4]])
+        return ResultTable.from_rows(HOSTILE[4], HOSTILE[4], rows, [HOSTILE[4]])
 
     def test_they_are_no_formulas_in_csv(self, hostile):
         rows = list(csv.reader(io.StringIO(csv_text(sheet([hostile])))))[1:]
@@ -301,7 +301,7 @@ class TestLatex:
         # A row never begins with what TeX takes for an option of the row before.
         named = ("cacheback (leader_len=1)", "[b]", "*c", *HOSTILE)
         rows = [{"method": name, "x": "1 [0.9, 1.1] | –"} for name in named]
-        text = to_latex([ResultTable.of("a_b", "50 % & more", rows)])
+        text = to_latex([ResultTable.from_rows("a_b", "50 % & more", rows)])
         for expected in (
             r"Cacheback (leader\_len=1) & 1 [0.9, 1.1] \textbar{} -- \\",
             "\n{}[b] & ", "\n{}*c & ",
@@ -327,7 +327,7 @@ class TestLatex:
 
     def test_a_long_table_is_several_floats_with_one_label(self):
         rows = [{"method": f"m{i}", "x": "1"} for i in range(90)]
-        text = to_latex([ResultTable.of("t", "", rows)])
+        text = to_latex([ResultTable.from_rows("t", "", rows)])
         assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 3
         assert text.count(r"\label{") == 1
         assert "(3 of 3)" in text and "m89" in text

@@ -59,14 +59,14 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     comparisons = make_comparisons(runs)
     assert len(comparisons) == 2, "runs of another batch stand in another table"
     ((name, figure),) = figures_of(runs)
-    assert name == "load" and figure.title.startswith("Texts decoded at once")
+    assert name == "load" and figure.title.startswith("Batch size: drafting is")
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
     assert [1.0, 2.0] in [list(line) for line in lines]
     plt.close("all")
     capsys.readouterr()
     assert tables.main([str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "2 texts at once: " in printed, "tables tell the loads apart"
+    assert "batch of 2: " in printed, "tables tell the loads apart"
     per_user = tokens_per_s(r for r in done if r.label == "pld")
     assert per_user.value == pytest.approx(
         sum(r.n_new - 1 for r in done if r.label == "pld")
