@@ -160,7 +160,7 @@ def report(subject: Subject) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 done, 1 if W&B refused, 2 for bad input or without wandb-workspaces."""
-    about = "W&B's comparison workspace and report of runs: what they hold, and with --push there."
+    about = "List the panels of W&B's workspace and report of runs; --push saves both on W&B."
     parser = runs_parser("dashboards", about)
     parser.add_argument("--entity", default="", help="W&B user or team (default: the runs' own)")
     parser.add_argument("--project", default="", help="default: the runs' own")
@@ -194,7 +194,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     folders = " ".join(map(str, options.runs))
     settings = json.dumps({"mode": "online", "project": subject.project})
     sys.stdout.write(
-        f"Panels:\n{panels}Nothing was sent. To have it on W&B:\n  wandb login\n"
+        f"Panels:\n{panels}Nothing was sent. To save it on W&B:\n  wandb login\n"
         f"  python -m analysis.publish {folders} --settings '{settings}'\n"
         f"  python -m analysis.dashboards {folders} --entity {subject.entity or 'NAME'} "
         f"--project {subject.project} --push\n"

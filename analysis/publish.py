@@ -323,7 +323,7 @@ def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
             code = 1
             sys.stderr.write(f"error: not sent: {content.name}: {first_line(error)}\n")
             if settings["mode"] == "online":
-                sys.stderr.write("All from here on is written offline.\n")
+                sys.stderr.write("From here on, everything is written offline.\n")
                 settings["mode"] = "offline"
                 addresses.append(send(content, settings, folder))
     count = f"W&B: {len(addresses)} runs in group {', '.join(dict.fromkeys(map(group_of, runs)))}"

@@ -140,7 +140,7 @@ def _mark_leaders(axes: Axes, positions: Sequence[tuple[int, int]]) -> None:
         axes.plot(
             [x + 0.36 for x, _ in others], [y + 0.34 for _, y in others], linestyle="none",
             marker="o", markersize=4.5, markerfacecolor="white", markeredgecolor="black",
-            label=f"{standing_word('undecided')}: not shown below the highest on the same prompts",
+            label=f"{standing_word('undecided')}: not significantly below it on the same prompts",
         )  # fmt: skip
 
 

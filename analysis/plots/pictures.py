@@ -51,10 +51,10 @@ def caption_of(*comparisons: ComparedRuns, text: str = "", drawn: bool = False) 
     head = "" if drawn or not wrong else "Not drawn: "
     runs = [run for c in comparisons if c.timing == "predicted" for run in c.runs]
     errors = {r.prediction_error for run in runs for r in run.records if r.prediction_error}
-    error = "Intervals leave out the predictions' error, which is not known." if runs else ""
+    error = "Intervals exclude the predictions' error, which is unknown." if runs else ""
     if errors:
         percent = ", ".join(f"{error:.1%}" for error in sorted(errors))
-        error = f"Intervals hold the predictions' error, {percent}."
+        error = f"Intervals include the predictions' error, {percent}."
     return "\n".join(filter(None, [captions(comparisons, f"{head}{wrong}", text), error]))
 
 
@@ -76,7 +76,7 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         return
     caption = caption_of(comparison)
     if len(entries) > _MOST:
-        caption = f"The {_MOST} first of {len(entries)} are drawn. {caption}"
+        caption = f"Drawn: the first {_MOST} of {len(entries)}. {caption}"
     rows = []
     for entry in entries[:_MOST]:
         mat, speedup = entry.measured("mat"), entry.measured("speedup")
@@ -85,7 +85,7 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         rows.append(Series(comparison.name_of(entry), entry.method, [dot]))
     units = unit_of("mat", comparison.timing), unit_of("speedup", comparison.timing)
     together = (
-        f"{caption}\nTitle: intervals of all together. Lines: the interval of each by itself."
+        f"{caption}\nTitle: simultaneous intervals of all methods. Lines: individual intervals."
     )
     yield "ranked", ranked(rows, units[1], finding(comparison), together)
     first = entries[0].overall

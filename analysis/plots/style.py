@@ -29,7 +29,7 @@ WIDTH = 7.2  # inches of every figure
 REFERENCE = "#333333"  # lines of no method: borders, plain decoding
 PLAIN = "plain decoding"  # of a line at 1.0
 PLAIN_LINE: Keywords = {"color": REFERENCE, "linewidth": 0.8, "linestyle": "--", "label": PLAIN}
-HOLLOW = "hollow: not shown to differ from plain decoding"
+HOLLOW = "hollow: no significant difference from plain decoding"
 
 # By what a family drafts from: its color and methods. Methods not listed belong to "other".
 _FAMILIES = {

@@ -43,12 +43,12 @@ NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
 # For the foot of a table: the rule of the verdicts and their names.
 VERDICT_RULES = (
-    f'Verdict: "{AGREES}" where the whole 95 % interval, measured for the same model, data, '
+    f'Verdict: "{AGREES}" if the whole 95 % interval, measured for the same model, data, '
     f"settings and (for speed) hardware, lies within {100 * MARGINS['mat']:.0f} % of the claimed "
-    f'MAT and {100 * MARGINS["speedup"]:.0f} % of the claimed speed; "{DISAGREES}" where it lies '
-    f'outside; else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.',
-    f'"MAT {AGREES}" alone: speed is not compared, as on other hardware. "{OTHER_MODEL}": no claim '
-    "is about this model; the nearest in size stands there for orientation.",
+    f'MAT and {100 * MARGINS["speedup"]:.0f} % of the claimed speed; "{DISAGREES}" if it lies '
+    f'outside; otherwise "{CANNOT_TELL}". Both are computed as the claim\'s source does.',
+    f'"MAT {AGREES}" alone: speed is not compared, e.g. on other hardware. "{OTHER_MODEL}": no '
+    "claim is about this model; the nearest in size is shown for orientation.",
 )
 # What to run if a run has no speed on a claim's terms.
 _TO_RUN = {

@@ -96,7 +96,7 @@ class ComparedLabel:
         result = check_claim(self.run, claim, self.overall)
         numbers = {"MAT": result.mat, "speedup": result.speedup}
         text = ", ".join(f"{key} {number}" for key, number in numbers.items() if number.value)
-        return claim.note(name) + (f" Counted so here: {text}." if text else "")
+        return claim.note(name) + (f" Counted the same way here: {text}." if text else "")
 
 
 @dataclass(frozen=True, eq=False)

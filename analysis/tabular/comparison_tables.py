@@ -42,12 +42,12 @@ _PAIRS_TEXT = (
     "80 %; cases needed: those that would show the measured ratio so."
 )
 _ENGINES_TEXT = (
-    "Each engine's speedup and outputs are against its own plain decoding. tokens/s say what a "
-    "user gets, not which method is better: arithmetic and kernels differ."
+    "Each engine's speedup and outputs are relative to its own plain decoding. tokens/s show what "
+    "a user gets, not which method is better, because arithmetic and kernels differ."
 )
 _LOAD_TEXT = (
-    "tokens/s: of all users together. Change: over the same server without a draft; its interval "
-    "holds for all drafts together. P95: seconds until a whole answer."
+    "tokens/s: all users together. Change: relative to the same server without drafts; intervals "
+    "are simultaneous over all drafts. P95: seconds until the full output."
 )
 # Suffix of a title, by the source of the times below it.
 TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}

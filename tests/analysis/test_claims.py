@@ -391,7 +391,7 @@ class TestEqualTerms:
         (entry,) = [entry for entry in comparison.entries if entry.claim]
         note = entry.note("pld")
         assert "speed by Spec-Bench's speed.py over eager plain decoding" in note
-        assert f"Counted so here: MAT {counted.mat}." in note
+        assert f"Counted the same way here: MAT {counted.mat}." in note
 
     def test_other_hardware_predictions_and_clocked_phases_reproduce_no_speed(self, whole):
         predicted = [r.replace(timing="predicted") for r in whole.records]

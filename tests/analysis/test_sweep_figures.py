@@ -133,7 +133,7 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison, m
         k, w = max(sweep.entries, key=lambda cell: sweep.entries[cell].overall[key])
         assert f"{np.max(table):.2f}, at k {k}, w {w}" in drawn[f"k_w_{key}"].title
     assert "predicted" in drawn["k_w_speedup"].axes[-1].get_ylabel(), "without its caption, too"
-    assert "error, which is not known" in drawn["k_w_speedup"].caption
+    assert "error, which is unknown" in drawn["k_w_speedup"].caption
     # Labels outside the sweep are drawn too.
     monkeypatch.setattr(figures, "overview_pictures", lambda _: [("ranked", None)])
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
