@@ -176,9 +176,9 @@ def steps(options: Options) -> Results:
     config = to_config(compose([f"model={options.model}", "method=eagle2"]))
     tokenizer = load_tokenizer(config)
     loaded = load_model(config, tokenizer)
-    eos, most = frozenset(loaded.eos_ids), options.tokens + 512
+    eos, max_len = frozenset(loaded.eos_ids), options.tokens + 512
     calls: dict[str, Call] = {}
-    first = target_of(config, loaded.model, max_len=most, max_nodes=96)
+    first = target_of(config, loaded.model, max_len=max_len, max_nodes=96)
     for name, knobs in DRAFTS.items():
         node = to_config(compose([f"model={options.model}", f"method={name}"])).method
         settings = {key: value for key, value in node.items() if key not in ("label", "search")}
@@ -187,7 +187,7 @@ def steps(options: Options) -> Results:
         named, model = config.pair.heads, config.model
         head_paths = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
         heads = {head: path for head, path in head_paths.items() if path}
-        sizes: dict[str, Any] = {"max_len": most, "heads": heads, "target": target}
+        sizes: dict[str, Any] = {"max_len": max_len, "heads": heads, "target": target}
         drafter.setup(DraftContext(target.vocab_size, eos, **sizes))
         engine = Engine(target, GreedyVerifier(), eos_ids=eos, phases=True)
         call = partial(decode, engine=engine, drafter=drafter, tokens=options.tokens)
@@ -199,8 +199,8 @@ def steps(options: Options) -> Results:
         taken = in_turns(calls, [prompts[0], *prompts])
         for name, answers in taken.items():
             rows[f"{threads} threads, {name}"] = step_of([decoded for _, decoded in answers])
-        texts = [[decoded.output_ids for _, decoded in answers] for answers in taken.values()]
-        assert all(text == texts[0] for text in texts), "labels decoded different answers"
+        outputs = [[decoded.output_ids for _, decoded in answers] for answers in taken.values()]
+        assert all(ids == outputs[0] for ids in outputs), "labels decoded different answers"
         yield {"rows": rows}
 
 
@@ -300,13 +300,13 @@ def compare_with_first(
     """Give by name the median tokens/s, and the geometric mean of the ratios to the first."""
     taken = in_turns(answers, [prompts[0], *[*prompts] * rounds])
     rates = {name: np.array([len(out) / s for s, out in timed]) for name, timed in taken.items()}
-    texts = {name: [out for _, out in timed] for name, timed in taken.items()}
+    outputs = {name: [out for _, out in timed] for name, timed in taken.items()}
     first = next(iter(taken))
     return {
         name: {
             "tokens_per_s": float(np.median(rate)),
             "ratio": statistics.geometric_mean(rate / rates[first]),
-            "equal": f"{equal_answers(texts[name], texts[first])}/{len(rate)}",
+            "equal": f"{equal_answers(outputs[name], outputs[first])}/{len(rate)}",
         }
         for name, rate in rates.items()
     }
@@ -462,8 +462,8 @@ def vllm(options: Options) -> Results:
     plain_records = [record for record in run.records if record.label == run.baseline]
     plain_outputs = [record.output_ids for record in plain_records]
     traces = {trace.key: trace for trace in read_steps(run.path / STEPS)}
-    most = run.max_new_tokens or max(map(len, plain_outputs))
-    ask = partial(vllm_answers, options, [record.prompt_ids for record in plain_records], most)
+    limit = run.max_new_tokens or max(map(len, plain_outputs))
+    ask = partial(vllm_answers, options, [r.prompt_ids for r in plain_records], limit)
     plain, _ = ask(None)
     sizes = f"--tokens {options.tokens} --rows {options.rows}"
     results: dict[str, Any] = {
@@ -507,7 +507,7 @@ def typed_knobs(knobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def vllm_answers(
-    options: Options, prompts: Sequence[list[int]], most: int, knobs: dict[str, Any] | None
+    options: Options, prompts: Sequence[list[int]], max_tokens: int, knobs: dict[str, Any] | None
 ) -> tuple[list[list[int]], list[Steps]]:
     """Decode these prompts greedily in a new vLLM; returns outputs, and steps of a drafter."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
@@ -530,15 +530,15 @@ def vllm_answers(
         enable_prefix_caching=False,
         max_num_seqs=options.rows,
         # Nearer to it vLLM asks for no drafts.
-        max_model_len=max(map(len, prompts)) + most + 2 * (options.tokens + 1),
+        max_model_len=max(map(len, prompts)) + max_tokens + 2 * (options.tokens + 1),
         **drafting,
     )
-    sampling = theirs.SamplingParams(temperature=0.0, max_tokens=most, detokenize=False)
+    sampling = theirs.SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
     requests = [{"prompt_token_ids": ids} for ids in prompts]
     outputs = [answer.outputs[0] for answer in llm.generate(requests, sampling, use_tqdm=False)]
     llm.llm_engine.engine_core.shutdown()
-    noted = [output.spec_decode_metrics for output in outputs if knobs is not None]
-    steps = [[*zip(n.per_step_drafted, n.per_step_accepted, strict=True)] for n in noted]
+    metrics = [output.spec_decode_metrics for output in outputs if knobs is not None]
+    steps = [[*zip(n.per_step_drafted, n.per_step_accepted, strict=True)] for n in metrics]
     return [[*output.token_ids] for output in outputs], steps
 
 
@@ -571,7 +571,7 @@ SECTIONS: dict[str, Callable[[Options], Results]] = {
 
 
 def add_options(section: str, add: Add) -> None:
-    every = (*WEIGHTS, "generate", "llamacpp")
+    engines = (*WEIGHTS, "generate", "llamacpp")
     add("--out", type=Path, help="write the results as JSON, as they come")
     match section:
         case "passes":
@@ -589,7 +589,7 @@ def add_options(section: str, add: Add) -> None:
         case "others":
             add("--tokens", type=int, default=128, help="new tokens a prompt, at most")
             add("--rounds", type=int, default=3, help="times that all prompts are asked")
-            add("--only", nargs="+", choices=every, default=every, help="which of them")
+            add("--only", nargs="+", choices=engines, default=engines, help="which of them")
         case "gpu":
             add("part", choices=GPU_PARTS)
             add("overrides", nargs="*", metavar="KEY=VALUE", help="of run.py, e.g. model=vicuna7b")

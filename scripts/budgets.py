@@ -79,14 +79,14 @@ def over_budget(lines: Lines, budgets: Lines) -> list[str]:
 
     A room may exceed its number by `SLACK`, so that a method of your own fits.
     """
-    most = {
+    limits = {
         (name, kind): int(SLACK * n) for name, kinds in budgets.items() for kind, n in kinds.items()
     }
     return [
-        f"{name}: {kind} must be at most {most.get((name, kind), 0)} lines, got {n}"
+        f"{name}: {kind} must be at most {limits.get((name, kind), 0)} lines, got {n}"
         for name, kinds in lines.items()
         for kind, n in kinds.items()
-        if n > most.get((name, kind), 0)
+        if n > limits.get((name, kind), 0)
     ]
 
 
@@ -105,8 +105,8 @@ def show(lines: Lines, budgets: Lines) -> None:
     total = {kind: sum(kinds[kind] for kinds in lines.values()) for kind in KINDS}
     allowed = {kind: sum(kinds[kind] for kinds in budgets.values()) for kind in KINDS}
     for name, kinds in [*lines.items(), ("together", total)]:
-        most = allowed if kinds is total else budgets.get(name, {})
-        cells = (f"{kinds[kind]:,} ({most.get(kind, 0):,})" for kind in KINDS)
+        limits = allowed if kinds is total else budgets.get(name, {})
+        cells = (f"{kinds[kind]:,} ({limits.get(kind, 0):,})" for kind in KINDS)
         print(f"{name:22}" + "".join(f"{cell:>18}" for cell in cells))
 
 

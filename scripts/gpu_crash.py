@@ -88,17 +88,17 @@ def run_case(case: str) -> str:
         return output
 
     without = os.environ.get("FIX") == "0"
-    nothing = mock.patch.object(cuda_graphs, "_forget_work_space", lambda: None)
-    with nothing if without else nullcontext():
+    unmended = mock.patch.object(cuda_graphs, "_forget_work_space", lambda: None)
+    with unmended if without else nullcontext():
         first = decode()
         try:
             sevens = disturb(case, target.capture_stream())
         except Exception:  # says nothing of our passes
             traceback.print_exc()
             return "disturber failed"
-        again = decode()
-    whole = all(bool((tensor == 7).all()) for tensor in sevens)
-    return "same" if again == first and whole else "other"
+        second = decode()
+    intact = all(bool((tensor == 7).all()) for tensor in sevens)
+    return "same" if second == first and intact else "other"
 
 
 def in_process(case: str, fix: str) -> str:

@@ -111,8 +111,8 @@ def command_fields(device: str, work: Path) -> dict[str, str]:
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     shape |= {"vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     tiny = " ".join(["smollm2_135m", *(f"model.shape_config.{k}={v}" for k, v in shape.items())])
-    every = {p.stem for p in (PROJECT / "conf/method").glob("[!_]*.yaml")} - {"ar", "cacheback"}
-    labels = ["pld", "eagle2", "sps"] if trial else sorted(every)
+    methods = {p.stem for p in (PROJECT / "conf/method").glob("[!_]*.yaml")} - {"ar", "cacheback"}
+    labels = ["pld", "eagle2", "sps"] if trial else sorted(methods)
     pytest = f"{python} -m pytest -q -c /dev/null --rootdir . --import-mode=importlib"
     large = f"model={tiny if trial else 'vicuna7b'} model.shape=true {on}"
     folder, few = shlex.quote(str(work)), "dataset.limit=1 generation.max_new_tokens=4 " * trial

@@ -185,11 +185,11 @@ def _origin(record: Path) -> tuple[str, str, str]:
     file = record / MANIFEST if record.is_dir() else record
     if file.suffix != ".json" or not file.is_file():
         return "", "", ""
-    noted: Any = json.loads(file.read_text(encoding="utf-8"))
-    noted = noted if isinstance(noted, dict) else {}
-    about = noted | (noted.get("environment") or {})
+    data: Any = json.loads(file.read_text(encoding="utf-8"))
+    data = data if isinstance(data, dict) else {}
+    about = data | (data.get("environment") or {})
     git, hardware = about.get("git") or {}, about.get("hardware") or {}
-    date = str(noted.get("ended_at") or noted.get("date") or "")[:10]
+    date = str(data.get("ended_at") or data.get("date") or "")[:10]
     gpus = [gpu["name"] for gpu in hardware.get("gpus", [])]
     return date, (git.get("commit") or "")[:8], (gpus or [hardware.get("cpu") or ""])[0]
 

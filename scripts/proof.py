@@ -241,8 +241,8 @@ def _commands(checkout: Path) -> set[str]:
     pages = [*checkout.glob("*.md"), *(checkout / "docs").glob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.S | re.M)
-    whole = re.sub(r" *\\\n *", " ", "".join(blocks))
-    lines = {line.split(" #")[0].strip() for line in whole.splitlines() if line[:1] != "#"}
+    joined = re.sub(r" *\\\n *", " ", "".join(blocks))
+    lines = {line.split(" #")[0].strip() for line in joined.splitlines() if line[:1] != "#"}
     makefile = (checkout / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z-]+):.*?## ", makefile, re.M)
     return (lines | {f"make {target}" for target in targets}) - {""}

@@ -265,8 +265,8 @@ class TrainableHead(ABC):
 
     def length(self) -> float:
         """Compute the mean root mean square of the target's states."""
-        every = [batch.states[:, -1].pow(2).mean(-1).sqrt() for batch in self.sample]
-        return float(torch.cat(every).mean())
+        roots = [batch.states[:, -1].pow(2).mean(-1).sqrt() for batch in self.sample]
+        return float(torch.cat(roots).mean())
 
 
 class TrainableEagle(TrainableHead):
@@ -374,8 +374,8 @@ class TrainableMedusa(TrainableHead):
         _set_to_zero(*self.module.heads)
 
     def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
-        every = self.module.states(batch.states[:, -1])[:steps]
-        return [states[batch.rows_for(step)] for step, states in enumerate(every)]
+        states_by_step = self.module.states(batch.states[:, -1])[:steps]
+        return [states[batch.rows_for(step)] for step, states in enumerate(states_by_step)]
 
     def file(self) -> File:
         config = {"version": "2", "medusa_num_heads": HEADS, "medusa_num_layers": 1}

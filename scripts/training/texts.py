@@ -66,9 +66,9 @@ class Mix:
     def groups(self, work: Path) -> list[tuple[str, int, Path]]:
         """List source, number and file of each; the first of them are a mix like the whole."""
         counts = [("texts", self.texts), ("asked", self.asked), ("read", self.read)]
-        every = [(i / n, source, i) for source, n in counts for i in range(n)]
-        every.sort(key=lambda group: group[0])
-        return [(source, i, work / f"{source}-{i:04d}.safetensors") for _, source, i in every]
+        groups = [(i / n, source, i) for source, n in counts for i in range(n)]
+        groups.sort(key=lambda group: group[0])
+        return [(source, i, work / f"{source}-{i:04d}.safetensors") for _, source, i in groups]
 
     def made_with(self) -> str:
         """Format the settings that a file of texts depends on."""

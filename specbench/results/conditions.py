@@ -191,13 +191,13 @@ def conditions(
     """
     repeats = 1 + max((record.repeat for record in records), default=0)
     limit = manifest.setting("generation", "max_new_tokens")
-    whole = [row for row in rows if row["task"] == OVERALL]
+    overall = [row for row in rows if row["task"] == OVERALL]
     engine, threads = plain_engine(manifest.timed_model), (manifest.model or ModelInfo()).threads
     own_engine = [engine, f"{threads} thread{'s' * (threads > 1)}" if threads else None]
     lines = {
         "model": _model(manifest),
         "data": str(manifest.setting("dataset", "name")),
-        "cases": cases_text(whole) if whole else "",
+        "cases": cases_text(overall) if overall else "",
         "new tokens a turn": f"at most {limit}" if limit else "",
         "repeats": str(repeats) if repeats > 1 else "",
         "sampling": _sampling(records, manifest),
@@ -207,11 +207,11 @@ def conditions(
         "sequences at once": _batch(records),
         "users at once": str(manifest.setting("server", "concurrency") or ""),
         "state kept per": _by_value({r.label: r.state_scope for r in records}),
-        "draft lengths": _by_value(_draft_sources(manifest, whole)),
+        "draft lengths": _by_value(_draft_sources(manifest, overall)),
         "drafted tokens a step": _drafted(records),
         "accepted drafts": "; ".join(accepted_by_part(records)),
         "time by phase": "; ".join(
-            f"{row['label']} {_shares(row['phase_share'])}" for row in whole if row["phase_share"]
+            f"{r['label']} {_shares(r['phase_share'])}" for r in overall if r["phase_share"]
         ),
         "drafts read in": _draft_weights(manifest),
         "code": code_text(manifest),
@@ -219,9 +219,9 @@ def conditions(
     if any(record.timing != "none" for record in records):
         lines |= {
             "speedup": SPEEDUPS[manifest.config.get("estimator") or "paired"],
-            "intervals": _interval(records, repeats, whole),
+            "intervals": _interval(records, repeats, overall),
             "cost of rows": _row_cost_text(manifest),
-            "weights read": _share_text(manifest, whole),
+            "weights read": _share_text(manifest, overall),
         }
     return {name: line for name, line in lines.items() if line}
 
@@ -395,27 +395,27 @@ def _row_costs(manifest: RunManifest) -> dict[int, Sequence[float]]:
     if not times or "1" not in times["seconds"] or manifest.batch_size > 1:
         return {}
     first = times["seconds"]["1"]
-    prices: dict[str, Sequence[float]] = {
+    costs: dict[str, Sequence[float]] = {
         rows: (seconds / first,) for rows, seconds in times["seconds"].items()
     }
-    prices |= times.get("prices", {})
-    return {int(rows): prices[rows] for rows in sorted(prices, key=int) if int(rows) > 1}
+    costs |= times.get("prices", {})
+    return {int(rows): costs[rows] for rows in sorted(costs, key=int) if int(rows) > 1}
 
 
 def _row_cost_text(manifest: RunManifest) -> str:
-    times, prices = manifest.timed_model.row_times, _row_costs(manifest)
-    if not prices or times is None:
+    times, costs = manifest.timed_model.row_times, _row_costs(manifest)
+    if not costs or times is None:
         return ""
     return (
-        f"{_format_costs(prices)}, in passes of one row after {times['context']} tokens; speedup "
+        f"{_format_costs(costs)}, in passes of one row after {times['context']} tokens; speedup "
         "is MAT / this, less what drafting takes"
     )
 
 
-def _format_costs(prices: Mapping[int, Sequence[float]]) -> str:
+def _format_costs(costs: Mapping[int, Sequence[float]]) -> str:
     return ", ".join(
-        f"{rows} rows {price:.2f}" + (" ({:.2f} to {:.2f})".format(*bounds) if bounds else "")
-        for rows, (price, *bounds) in prices.items()
+        f"{rows} rows {cost:.2f}" + (" ({:.2f} to {:.2f})".format(*bounds) if bounds else "")
+        for rows, (cost, *bounds) in costs.items()
     )
 
 

@@ -253,8 +253,8 @@ class RunManifest(_Node):
 
         ``names``: of the run's other files; the manifest vouches for those that are there.
         """
-        there = [name for name in names if (folder / name).is_file()]
-        self.files = {name: file_sha256(folder / name) for name in there}
+        present = [name for name in names if (folder / name).is_file()]
+        self.files = {name: file_sha256(folder / name) for name in present}
         self.write(folder)
         jsonl.write_text(folder / DONE, f"{file_sha256(folder / MANIFEST)}\n")
 
@@ -272,10 +272,10 @@ class RunManifest(_Node):
             digests[MANIFEST] = done.read_text(encoding="utf-8", errors="replace").strip()
         for name, digest in digests.items():
             path = folder / name
-            there = path.is_file()
+            exists = path.is_file()
             optional = needed is not None and name not in needed
-            if file_sha256(path) != digest if there else not optional:
-                state = "was changed" if there else "is missing"
+            if file_sha256(path) != digest if exists else not optional:
+                state = "was changed" if exists else "is missing"
                 keep = f"delete {done} and repeat the command, which keeps what is whole, or "
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "

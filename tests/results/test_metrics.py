@@ -91,5 +91,5 @@ def test_fewer_than_three_cases_show_no_speedup(n):
     for name in ("speedup [95 %]", "end-to-end [95 %]"):
         assert (cells[name] == "too few cases") == (n < 3)
     assert cells["MAT [95 %]"].startswith("1.00")
-    alone = str(decision_cells(row, None)["end-to-end [95 %]"].without_interval)
-    assert ("[" not in alone) and (alone == "too few cases") == (n < 3)
+    bare = str(decision_cells(row, None)["end-to-end [95 %]"].without_interval)
+    assert ("[" not in bare) and (bare == "too few cases") == (n < 3)
