@@ -215,8 +215,8 @@ class Advice:
     @property
     def minutes_to_decide(self) -> int:
         """Estimated minutes that would decide what these did not."""
-        enough = self.option.prompts_to_decide if self.option else None
-        return math.ceil(self.minutes * (enough / self.confirming if enough else 2))
+        n_prompts = self.option.prompts_to_decide if self.option else None
+        return math.ceil(self.minutes * (n_prompts / self.confirming if n_prompts else 2))
 
     @property
     def lines(self) -> list[str]:
@@ -244,9 +244,9 @@ class Advice:
         if self.command:
             purpose = {USE: "To use it", PLAIN: "To use it", UNCONFIRMED: "To confirm it"}
             label = purpose.get(decision, "To decide")
-            if decision == UNDECIDED and option and (enough := option.prompts_to_decide):
+            if decision == UNDECIDED and option and (n_prompts := option.prompts_to_decide):
                 prompts = self.choosing + self.confirming
-                label += f", with about {2 * enough} prompts ({prompts} now)"
+                label += f", with about {2 * n_prompts} prompts ({prompts} now)"
             lines.append(f"{label}:\n    {self.command}")
         return lines
 
@@ -557,14 +557,14 @@ def predicted(candidate: Candidate, cases: Sequence[Case], error: float, seed: i
     if ratios is None:
         return Speed(value, None, len(ids))
     t = float(stats.t.ppf((1 + LEVEL) / 2, ratios.freedom[0])) * float(ratios.errors[0])
-    half = math.hypot(t, float(stats.norm.ppf((1 + LEVEL) / 2)) * error)
-    return Speed(value, (value * math.exp(-half), value * math.exp(half)), len(ids))
+    half_width = math.hypot(t, float(stats.norm.ppf((1 + LEVEL) / 2)) * error)
+    return Speed(value, (value * math.exp(-half_width), value * math.exp(half_width)), len(ids))
 
 
 def _note_measured(option: Option, summary: Summary) -> None:
     standings = summary["against_best"].items()
-    wrong = [label for label, standing in standings if standing == WRONG]
-    option.exact = bool(rankable([option.method], wrong))
+    wrong_labels = [label for label, standing in standings if standing == WRONG]
+    option.exact = bool(rankable([option.method], wrong_labels))
     rows = [r for r in summary["rows"] if (r["label"], r["task"]) == (option.method, OVERALL)]
     if not rows or rows[0]["speedup"] is None:
         return
@@ -745,15 +745,15 @@ def command_of(advice: Advice, request: Request) -> str:
 class InMemory(Bench):
     """Makes the runs in this process, on the caller's model in memory."""
 
-    def __init__(self, given: CallerInput) -> None:
-        super().__init__(given.cfg)
-        self._given = given
+    def __init__(self, caller: CallerInput) -> None:
+        super().__init__(caller.cfg)
+        self._caller = caller
 
     def surface(self) -> Path:
         node, path = surface_job(self.cfg)
         identity, config = run_identity(node), compose.to_config(node)
-        with restored_on_exit(self._given.model):
-            loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
+        with restored_on_exit(self._caller.model):
+            loaded = loading.in_memory(config.model, self._caller.model, self._caller.tokenizer)
             # Two models in memory may have one name.
             path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")
             if not is_complete(path):
@@ -764,10 +764,10 @@ class InMemory(Bench):
         return path / SURFACE
 
     def record(self, cases: Sequence[Case], path: Path) -> None:
-        self._given.measure([], path, cases, record=RECORD_STATES, strict=False)
+        self._caller.measure([], path, cases, record=RECORD_STATES, strict=False)
 
     def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> None:
-        self._given.measure(items, path, cases, strict=False)
+        self._caller.measure(items, path, cases, strict=False)
 
 
 def advise(
@@ -799,10 +799,10 @@ def advise(
     arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
     arguments += [f"{_TOKENS_KEY}={max_new_tokens}"]
     with call(output_dir) as path:
-        given = read_input(model, tokenizer, prompts, name, arguments, overrides)
+        caller = read_input(model, tokenizer, prompts, name, arguments, overrides)
         make_folder(path)
-        questions = f"{len(given.cases)} prompts"
-        advice = find(given.cases, questions, InMemory(given), path, budget, methods=methods)
+        questions = f"{len(caller.cases)} prompts"
+        advice = find(caller.cases, questions, InMemory(caller), path, budget, methods=methods)
         if advice.decision == USE:
             advice.command = f"compare(model, tokenizer, prompts, [{advice.item!r}])"
         elif advice.decision != PLAIN:

@@ -168,8 +168,8 @@ def compare(
     with call(output_dir) as path:
         if drafters is not None:
             raise ConfigurationError("drafters= is gone: type methods=[...].")
-        given = read_input(model, tokenizer, prompts, name, arguments, overrides)
-        given.measure(methods, path)
+        caller = read_input(model, tokenizer, prompts, name, arguments, overrides)
+        caller.measure(methods, path)
         return _read(path, None if output_dir is None else path, tokenizer)
 
 
@@ -376,7 +376,7 @@ def read_input(
     return CallerInput(model, tokenizer, cfg, tuple(overrides), cases, template.sha)
 
 
-def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
+def _with_model(overrides: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
     """Compose the configuration, with a ``model`` node for the model in memory."""
     source = str(model.name_or_path or _UNSAVED)
     names = compose.option_names("model")
@@ -384,9 +384,9 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
         ids = {str(OmegaConf.load(paths.CONF_DIR / "model" / f"{n}.yaml").id): n for n in names}
         name = ids.get(source)
     if name in names:
-        cfg = compose.compose([*typed, f"model={name}"])
+        cfg = compose.compose([*overrides, f"model={name}"])
     else:
-        cfg = compose.compose([*typed, "model=local"])
+        cfg = compose.compose([*overrides, "model=local"])
         cfg.model.id = source
         cfg.model.name = name or compose.weights_name(
             str(model.name_or_path or type(model).__name__)

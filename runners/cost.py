@@ -189,10 +189,10 @@ def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedMo
     assert isinstance(config.runner, CostConfig)
     grid = config.runner
     longest = max([*grid.contexts, *grid.batch_contexts])
-    most = max([*grid.tree_rows, *grid.text_rows])
+    max_rows = max([*grid.tree_rows, *grid.text_rows])
     target, check = self_check.checked(
         loaded.model,
-        partial(make_target, config=config, max_len=longest, max_nodes=most),
+        partial(make_target, config=config, max_len=longest, max_nodes=max_rows),
         subject=f"model={config.model.name}",
         longest=longest,
     )

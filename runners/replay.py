@@ -86,15 +86,15 @@ class Replay(Runner):
                 f"runner.traces={cfg.runner.traces} has no rows of {BASELINE}, only of "
                 f"{', '.join(traces.labels)}. Type baseline=false and replay these labels."
             )
-        typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+        typed_keys = {text.lstrip("+").partition("=")[0] for text in overrides}
         resolved = cfg.copy()
         for group in _GROUPS:
-            if group in typed and cfg[group].name != recorded[group]["name"]:
+            if group in typed_keys and cfg[group].name != recorded[group]["name"]:
                 raise _contradiction(group, cfg[group].name, recorded[group]["name"])
             node = {}
             for key in recorded[group].keys() & cfg[group].keys():
                 name, value = f"{group}.{key}", recorded[group][key]
-                if name not in typed:
+                if name not in typed_keys:
                     node[key] = _as_text(value)
                 elif name not in _FREE_KEYS and cfg[group][key] != value:
                     raise _contradiction(name, cfg[group][key], value)
@@ -103,7 +103,7 @@ class Replay(Runner):
             resolved[group] = OmegaConf.merge(open_node, node)
             OmegaConf.set_struct(resolved[group], None)
         resolved.dataset.path = None  # the prompts are in the traces, whatever their source
-        if "seed" not in typed:
+        if "seed" not in typed_keys:
             resolved.seed = recorded["seed"]
         resolved.runner.traces_sha = traces.sha
         if cfg.runner.surface is not None:

@@ -403,12 +403,12 @@ def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[s
             spent.pop((record.label, record.case_id), None)
     labels = [str(item["label"]) for item in _items(candidates)]
     missing = left_out(records, RunManifest.read(folder))
-    wrong = wrong_outputs(records, labels)
+    wrong_labels = wrong_outputs(records, labels)
     for label, candidate in zip(labels, candidates, strict=True):
         for case in cases:
             if {(label, case), (BASELINE, case)} <= spent.keys():
                 candidate.costs[case] = CaseCost(*spent[label, case], *spent[BASELINE, case])
-        if label in wrong:
+        if label in wrong_labels:
             candidate.refused = f"its outputs are not what plain decoding gives (see {folder})"
         elif label in missing or not candidate.costs:
             candidate.refused = missing.get(label, f"it failed on every case (see {folder})")

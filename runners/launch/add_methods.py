@@ -29,8 +29,8 @@ def whole_command(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     path = Path(str(cfg.output_dir))
     if cfg.output_dir is None or not (path / records.MANIFEST).exists():
         return tuple(overrides)  # a later check explains what is wrong with the folder
-    typed = {_key(override) for override in (*overrides, "fresh=")}
-    earlier = [text for text in RunManifest.read(path).overrides if _key(text) not in typed]
+    new_keys = {_key(override) for override in (*overrides, "fresh=")}
+    earlier = [text for text in RunManifest.read(path).overrides if _key(text) not in new_keys]
     return (*earlier, *overrides)
 
 

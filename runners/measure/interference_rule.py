@@ -74,8 +74,8 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     again = [block for block in disturbed if attempts[block.key] < measure.reruns]
     again.sort(key=lambda block: attempts[block.key])
     again = again[: max(0, math.ceil(measure.rerun_share * len(blocks)) - n_superseded)]
-    fewest, most = len(disturbed) - len(again), most_left_out(len(blocks))
-    if again and fewest > most:
+    fewest, max_left_out = len(disturbed) - len(again), most_left_out(len(blocks))
+    if again and fewest > max_left_out:
         log.warning(
             "%d of %d cases are disturbed, and measuring again (measure.rerun_share=%g) leaves %d "
             "at the least, where %d may be left out: it ends here, and their times count.",
@@ -83,7 +83,7 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
             len(blocks),
             measure.rerun_share,
             fewest,
-            most,
+            max_left_out,
         )
         return []
     return again

@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 16
 
 
-def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -> int:
+def run_live(job: Job, load: Load, drafters: Mapping[str, Drafter] | None = None) -> int:
     """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`.
 
-    ``load`` loads what the labels share, only if records are missing. ``given``: see
+    ``load`` loads what the labels share, only if records are missing. ``drafters``: see
     `build_method_runs`.
     """
     if job.config.measure.pin and "OMP_PLACES" not in os.environ:
@@ -56,7 +56,7 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
             "already. Leave it out, or type the same on the command line of run.py."
         )
     cuda_settings.fix()  # before the manifest notes the settings in force
-    for run in attempts(with_eager_baseline(job), given):
+    for run in attempts(with_eager_baseline(job), drafters):
         with run:
             if run.incomplete:
                 _measure(load, run)

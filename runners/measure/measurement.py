@@ -41,11 +41,11 @@ _LINES = 20  # at most about this many lines for a whole run that is not on a te
 _QUIET_S = 60.0  # but never silent for much longer than this
 
 
-def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[Measurement]:
+def attempts(job: Job, drafters: Mapping[str, Drafter] | None = None) -> Iterator[Measurement]:
     """Yield the job's measurement, with its folder locked, until the folder is complete.
 
     The caller measures within ``with run``. A label that turns out not to work is left out with its
-    reason, and the others are measured in the next attempt. ``given`` as in `build_method_runs`.
+    reason, and the others are measured in the next attempt. ``drafters``: see `build_method_runs`.
 
     Raises:
         MethodCannotRun: a label that is not optional cannot work, or has records already.
@@ -60,7 +60,7 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[M
         run = None
         while run is None or not run.finished:
             gc.collect()  # what the previous attempt loaded
-            run = Measurement(job, left_out, started, given)
+            run = Measurement(job, left_out, started, drafters)
             yield run
 
 
@@ -77,14 +77,14 @@ class Measurement:
         job: Job,
         left_out: dict[str, str],
         started: bool,
-        given: Mapping[str, Drafter] | None,
+        drafters: Mapping[str, Drafter] | None,
     ) -> None:
         self._left_out, self._started = left_out, started
         self.finished, self.exit_code = False, 1
         while True:
             self.job = job.without(left_out)
             try:
-                self.runs = build_method_runs(self.job, given)
+                self.runs = build_method_runs(self.job, drafters)
                 break
             except MethodCannotRun as error:
                 self._leave_out(error)
@@ -94,7 +94,7 @@ class Measurement:
         self.save_manifest()
         if not started:
             methods = {run.entry.name: type(run.drafter) for run in self.runs}
-            write_reproduce_note(job.folder, self.manifest, methods, typed=given is None)
+            write_reproduce_note(job.folder, self.manifest, methods, from_command=drafters is None)
         self.files = ResultFiles(self.job)
         add_start(self.manifest, len(self.files.done), self.files.redone)
         self.save_manifest()
@@ -191,9 +191,9 @@ class Measurement:
         ``measure.rerun_minutes`` pass.
         """
         minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
-        most = "" if minutes is None else f", for {minutes:g} minutes at most"
+        limit = "" if minutes is None else f", for {minutes:g} minutes at most"
         while blocks := self._disturbed():
-            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
+            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), limit)
             with RunProgress(len(blocks)) as progress:
                 for block in blocks:
                     remaining = self._disturbed()

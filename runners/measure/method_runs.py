@@ -165,10 +165,10 @@ def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
         weights_of_draft = draft_weights(entry.draft, config.model)
         if weights_of_draft is None:
             pair = pair_name(entry.name, config.model.name)
-            typed = f"pair={pair}, " if pair in option_names("pair") else ""
+            pair_override = f"pair={pair}, " if pair in option_names("pair") else ""
             raise NeedsNotMet(
                 f"method={entry.name} needs a draft model for model={config.model.name}, and none "
-                f"is named. Type {typed}pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or "
+                f"is named. Type {pair_override}pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or "
                 "pair=random_draft, which shows that everything works."
             )
         loading.model_files_present(weights_of_draft)

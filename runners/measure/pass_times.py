@@ -69,7 +69,7 @@ def sequences_pass_s(batch: BatchTarget, sequences: int, tree: DraftTree, contex
     return pass_time
 
 
-def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTimes:
+def time_rows(target: Target, prompt: IntArray, limit: int, seed: int) -> RowTimes:
     """Measure median seconds of passes by rows after ``prompt [n]``, and their verification costs.
 
     Rounds of few rows come first, and one of 64 leaves none of them out. Each round visits its
@@ -77,15 +77,15 @@ def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTime
     busy moment that lasts longer than a round does not change.
 
     Args:
-        most: rows that the model's context has room for. Captured passes are also limited to the
+        limit: rows that the model's context has room for. Captured passes are also limited to the
             size that the run's methods need.
     """
     rng = np.random.default_rng(seed)
     if not isinstance(target, GraphTarget):
         target.reserve(len(prompt), ROWS[-1] - 1)
     target.prefill(prompt)
-    most = min(most, target.max_nodes + 1, target.free_rows() + 1)
-    trees = {n: random_tree(n - 1, target.vocab_size, rng) for n in ROWS if n <= most}
+    limit = min(limit, target.max_nodes + 1, target.free_rows() + 1)
+    trees = {n: random_tree(n - 1, target.vocab_size, rng) for n in ROWS if n <= limit}
     once = partial(pass_s, target, context=len(prompt))
     for tree in trees.values():
         once(tree)  # the first of a size may allocate
@@ -93,10 +93,10 @@ def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTime
     def round_of(numbers: Sequence[int]) -> dict[int, float]:
         return {rows: once(trees[rows]) for rows in rng.permutation(numbers).tolist()}
 
-    few, more = [n for n in trees if n <= _FEW], [n for n in trees if n > _FEW]
-    rounds = _rounds(partial(round_of, few), *_ROUNDS_OF_FEW)
-    if more:
-        rounds += _rounds(partial(round_of, [1, *more]), *_ROUNDS)
+    few_rows, more_rows = [n for n in trees if n <= _FEW], [n for n in trees if n > _FEW]
+    rounds = _rounds(partial(round_of, few_rows), *_ROUNDS_OF_FEW)
+    if more_rows:
+        rounds += _rounds(partial(round_of, [1, *more_rows]), *_ROUNDS)
     return {
         "context": len(prompt),
         "seconds": {

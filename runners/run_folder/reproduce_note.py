@@ -45,20 +45,20 @@ def _repeat_text(line: str, manifest: RunManifest) -> str:
 
 
 def write_reproduce_note(
-    folder: Path, manifest: RunManifest, methods: Mapping[str, type], *, typed: bool = True
+    folder: Path, manifest: RunManifest, methods: Mapping[str, type], *, from_command: bool = True
 ) -> None:
     """Write ``repeat.md`` and the uncommitted code.
 
     Args:
         methods: their classes by name. A file, or a package with all its modules, is copied if
             the project's repository does not hold it.
-        typed: whether a command line made the run.
+        from_command: whether a command line made the run.
 
     Raises:
         specbench.storage.jsonl.DiskError: the disk is full or broken.
     """
     line = "`compare()` was called from Python; `manifest.json` has its values."
-    if typed:
+    if from_command:
         line = f"```bash\n{command_line(folder, manifest)}\n```"
     jsonl.write_text(folder / REPEAT, _repeat_text(line, manifest))
     if manifest.git and manifest.git.get("dirty"):

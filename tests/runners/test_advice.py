@@ -135,16 +135,16 @@ def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
     assert result.more
     assert "minutes=" in result.not_run["jacobi"]
     assert done or "the minutes ended" in result.not_run["pld"]
-    typed = shlex.split(result.command)
-    assert typed[:3] == ["python", "run.py", "advise"]
-    request = module.read(typed[3:])  # what is pasted is understood
+    overrides = shlex.split(result.command)
+    assert overrides[:3] == ["python", "run.py", "advise"]
+    request = module.read(overrides[3:])  # what is pasted is understood
     assert request.minutes > result.minutes
     assert request.prompts == module.read(arguments).prompts
     assert request.methods == (("pld",) if done else ("pld", "jacobi", "sps"))
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("overrides", "message"),
     [
         (["prompts=a.txt", "dataset=gsm8k"], "prompts and dataset both name prompts"),
         (["prompts=a.txt", "minutes=soon"], "minutes=10"),
@@ -159,10 +159,10 @@ def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
         (["dataset=demo", "generation=sampling"], "generation=greedy"),
     ],
 )
-def test_what_cannot_be_asked_says_what_to_type(typed, message, small, tmp_path):
+def test_what_cannot_be_asked_says_what_to_type(overrides, message, small, tmp_path):
     model = [word for word in small if word.startswith(("model", "cache"))]
     with pytest.raises(ConfigurationError, match=message):
-        module.give(module.read([*model, *typed, f"output_dir={tmp_path}"]))
+        module.give(module.read([*model, *overrides, f"output_dir={tmp_path}"]))
 
 
 # -- the answer ------------------------------------------------------------------------------------
@@ -198,14 +198,14 @@ def test_the_decision_is_what_was_measured_shows(options, decision, method):
     assert result.best is (result.option if decision == USE else None)
     # A setting or a command to use is named where it is to be used, one to decide elsewhere.
     request = module.read(["prompts=mine.txt", "minutes=3", "methods=[pld,sam]"])
-    typed = shlex.split(module.command_of(result, request))
+    overrides = shlex.split(module.command_of(result, request))
     if decision == USE:
-        assert typed[2:4] == [f"method={method}", "method.num_tokens=4"]
+        assert overrides[2:4] == [f"method={method}", "method.num_tokens=4"]
     elif decision == PLAIN:
-        assert typed[2] == "method=ar"
+        assert overrides[2] == "method=ar"
         assert "num_tokens" not in str(result).split("method ")[0]
     else:
-        again = module.read(typed[3:])
+        again = module.read(overrides[3:])
         assert again.minutes >= result.minutes
         assert method is None or method in again.methods
 

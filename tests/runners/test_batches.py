@@ -35,10 +35,10 @@ def outputs(folder):
 def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_path, capsys):
     alone, group = tmp_path / "alone", tmp_path / "group"
     assert run_here([*small, *TYPED, f"output_dir={alone}"]) == 0
-    typed = [*small, *TYPED, "batch.size=2", f"output_dir={group}"]
+    overrides = [*small, *TYPED, "batch.size=2", f"output_dir={group}"]
     with interrupted_after(1):
-        run_here(typed)
-    assert run_here(typed) == 0
+        run_here(overrides)
+    assert run_here(overrides) == 0
     assert outputs(group) == outputs(alone)
     done, _ = read_records(group)
     for record in done:
@@ -81,10 +81,10 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
         batch = record.batch
         order = label_order(tuple(manifest.labels), manifest.seed, batch.group, record.repeat)
         assert record.position == order.index(record.label)
-        beside = [
+        siblings = [
             r for r in done if (r.unit, r.turn, r.label) == (record.unit, record.turn, record.label)
         ]
-        steps_s = max(r.decode_s - r.drafter_setup_s for r in beside)
+        steps_s = max(r.decode_s - r.drafter_setup_s for r in siblings)
         assert (batch.model_s > 0) == (record.label == "sps")
         assert batch.pass_s > 0 and batch.pass_s + batch.model_s < steps_s
 
@@ -92,15 +92,15 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
 @pytest.mark.slow  # over a second
 def test_a_group_that_was_cut_off_within_its_last_write_is_measured_again_whole(small, tmp_path):
     folder = tmp_path / "run"
-    typed = [*small, "batch.size=2", "dataset.limit=4", f"output_dir={folder}"]
+    overrides = [*small, "batch.size=2", "dataset.limit=4", f"output_dir={folder}"]
     with interrupted_after(1):
-        run_here(typed)
+        run_here(overrides)
     lines = (folder / records.CASES).read_text().splitlines(keepends=True)
     last = json.loads(lines[-1])["case_id"]
     remaining = [line for line in lines if json.loads(line)["case_id"] != last]
     assert remaining, "another case of the group"
     (folder / records.CASES).write_text("".join(remaining))
-    assert run_here(typed) == 0
+    assert run_here(overrides) == 0
     times: dict[tuple[str, int, str], set[tuple[float, int]]] = {}
     for r in read_records(folder)[0]:
         times.setdefault((r.unit, r.turn, r.label), set()).add((r.batch.pass_s, r.batch.at_once))
@@ -132,12 +132,12 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
             raise ConfigurationError("batch.size=2: Type batch.size=1")
         inner(self, tokens)
 
-    typed = [*small, "batch.size=2", "dataset.limit=4", "generation.max_new_tokens=8"]
-    assert run_here([*typed, f"output_dir={tmp_path / 'whole'}"]) == 0
+    overrides = [*small, "batch.size=2", "dataset.limit=4", "generation.max_new_tokens=8"]
+    assert run_here([*overrides, f"output_dir={tmp_path / 'whole'}"]) == 0
     whole = {r.key: r for r in read_records(tmp_path / "whole")[0]}
     longest = max(r.n_prompt for r in whole.values() if not r.turn)
     monkeypatch.setattr(Session, "make_room", limited)
-    assert run_here([*typed, f"output_dir={folder}"]) == 1
+    assert run_here([*overrides, f"output_dir={folder}"]) == 1
     turns, errors = read_records(folder)[0], (folder / records.ERRORS).read_text()
     failed = {r.key for r in turns if r.status == "failed"}
     assert failed == {key for key, r in whole.items() if r.n_prompt > longest}
@@ -154,11 +154,11 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
 def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):
     folder = tmp_path / "run"
     compare = "compare=[pearl,{method: pld, label: kept, state_scope: run}]"
-    typed = [*small, "pair=random_draft", compare, "batch.size=2", "dataset.limit=2"]
-    assert run_here([*typed, "measure.exclusive=false", f"output_dir={folder}"]) == 1
-    left = RunManifest.read(folder).left_out
-    assert "drafts while the target reads" in left["pearl"] and "batch.size=1" in left["pearl"]
-    assert "state_scope=prompt" in left["kept"]
+    overrides = [*small, "pair=random_draft", compare, "batch.size=2", "dataset.limit=2"]
+    assert run_here([*overrides, "measure.exclusive=false", f"output_dir={folder}"]) == 1
+    reason = RunManifest.read(folder).left_out
+    assert "drafts while the target reads" in reason["pearl"] and "batch.size=1" in reason["pearl"]
+    assert "state_scope=prompt" in reason["kept"]
     with pytest.raises(ConfigurationError, match=r"no method of this run.*policy=marginal"):
         run_here([*small, "batch.size=2", "batch.budget=global", f"output_dir={tmp_path / 'b'}"])
     with pytest.raises(ConfigurationError, match=r"runner=cost.*batch\.size=1"):

@@ -118,11 +118,11 @@ def test_a_question_is_one_prompt_however_it_is_passed(lent, template, overrides
     tokenizer.chat_template = template
     for question in ("which ship is red", "what does </s> end", "{user} {% if %}"):
         messages = [{"role": "user", "content": question}]
-        given = read_input(model, tokenizer, [question, messages], None, [], overrides)
-        text, dialogue = (case.turns for case in given.cases)
+        caller = read_input(model, tokenizer, [question, messages], None, [], overrides)
+        text, dialogue = (case.turns for case in caller.cases)
         assert text == dialogue
         (line,) = text
-        config = compose.to_config(given.cfg)
+        config = compose.to_config(caller.cfg)
         rendered = PromptTemplate.from_config(tokenizer, config).render([(question, None)])
         assert json.loads(line) == rendered  # as a run of run.py renders it
         if template and "+model.template_kwargs.enable_thinking=false" in overrides:
@@ -133,12 +133,12 @@ def test_messages_of_several_turns_are_those_of_a_dialogue(lent):
     model, tokenizer = lent
     turns = [(TEXTS[0], "no"), (TEXTS[1], None)]
     roles = ("user", "assistant", "user")
-    texts = (TEXTS[0], "no", TEXTS[1])
-    messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
+    contents = (TEXTS[0], "no", TEXTS[1])
+    messages = [{"role": r, "content": t} for r, t in zip(roles, contents, strict=True)]
     for name in ("chat", "vicuna_v1.1", "plain"):
-        given = read_input(model, tokenizer, [messages], None, [], [f"model.template={name}"])
+        caller = read_input(model, tokenizer, [messages], None, [], [f"model.template={name}"])
         expected = PromptTemplate(tokenizer, name).render(turns)
-        assert json.loads(given.cases[0].turns[0]) == expected
+        assert json.loads(caller.cases[0].turns[0]) == expected
     system = [{"role": "system", "content": "be brief"}, *messages]
     with pytest.raises(ConfigurationError, match=r"prompts\[0\].*roles system, user"):
         read_input(model, tokenizer, [system], None, [], ["model.template=plain"])
@@ -163,8 +163,8 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
     lines = [f'{{"question_id": {i}, "category": "qa", "turns": ["{t}"]}}\n'
              for i, t in enumerate(TEXTS)]  # fmt: skip
     path.write_text("".join(lines))
-    typed = [f"dataset.path={path}", "model.dtype=float32", f"output_dir={tmp_path}/cli"]
-    assert run_here([*small, *typed, "generation.max_new_tokens=12"]) == 0
+    overrides = [f"dataset.path={path}", "model.dtype=float32", f"output_dir={tmp_path}/cli"]
+    assert run_here([*small, *overrides, "generation.max_new_tokens=12"]) == 0
     theirs, _ = records.read_records(tmp_path / "cli")
     ours = compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
     mine, _ = records.read_records(tmp_path / "py")

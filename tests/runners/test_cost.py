@@ -60,9 +60,9 @@ def test_a_surface_of_real_weights(small, tmp_path, capsys):
     assert surface.model["weights_hash"]
     assert {"hardware", "versions", "git"} <= surface.machine.keys()
     assert json.loads((out / records.MANIFEST).read_text())["status"] == "complete"
-    shown = capsys.readouterr().out
-    assert "free here:" in shown
-    assert "relative error" in shown
+    printed = capsys.readouterr().out
+    assert "free here:" in printed
+    assert "relative error" in printed
     # The same command again prints the table and measures nothing.
     assert execute(*small, *GRID, f"output_dir={out}", launch=None) == 0
     assert "free here:" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_rows_are_timed_in_rounds_of_few_rows_first(make_target, monkeypatch):
     passes = []
     slow_rounds = (1, 2, 5, 16)
 
-    def taken(_, tree, context):
+    def fake_pass_s(_, tree, context):
         rows = len(tree.tokens) + 1
         passes.append(rows)
         timed = len(passes) - 6  # each number of rows is warmed up
@@ -108,14 +108,14 @@ def test_rows_are_timed_in_rounds_of_few_rows_first(make_target, monkeypatch):
         disturbed = 5.0 if timed == 20 else 0.0
         return (0.03 + 0.001 * rows) * (2 if number in slow_rounds else 1) + disturbed
 
-    monkeypatch.setattr(pass_times, "pass_s", taken)
+    monkeypatch.setattr(pass_times, "pass_s", fake_pass_s)
     times = time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
     assert set(passes[6:51]) == {1, 2, 4}
     assert set(passes[51:]) == {1, 8, 16, 64}
     assert len(passes) >= 6 + 45 + 24
     for rows, (middle, low, high) in times["prices"].items():
-        price = (0.03 + 0.001 * int(rows)) / 0.031
-        assert (middle, low, high) == pytest.approx((price, price, price))
+        expected = (0.03 + 0.001 * int(rows)) / 0.031
+        assert (middle, low, high) == pytest.approx((expected, expected, expected))
         assert times["seconds"][rows] == pytest.approx(0.03 + 0.001 * int(rows))
 
 
@@ -128,7 +128,7 @@ def test_slow_passes_are_timed_in_few_rounds(make_target, monkeypatch, pass_seco
     )
     times = time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
     assert len(calls) == 6 + 3 * few + 4 * more
-    ends = {int(rows): len(price) - 1 for rows, price in times["prices"].items()}
+    ends = {int(rows): len(interval) - 1 for rows, interval in times["prices"].items()}
     of_more = 2 if more >= 6 else 0
     assert ends == dict.fromkeys((2, 4), 2 if few >= 6 else 0) | dict.fromkeys((8, 16, 64), of_more)
 

@@ -40,10 +40,10 @@ def typed(small):
 
 
 @pytest.fixture(scope="module")
-def finished(typed, tmp_path_factory):
+def finished(overrides, tmp_path_factory):
     """A finished run, whose side files were filled by hand where a quiet run has nothing to say."""
     out = tmp_path_factory.mktemp("damage") / "run"
-    assert run_here([*typed, f"output_dir={out}"]) == 0
+    assert run_here([*overrides, f"output_dir={out}"]) == 0
     steps = read_steps(out / records.STEPS)
     jsonl.rewrite_jsonl(out / records.STEPS_LOG, (trace.to_json() for trace in steps))
     first = jsonl.read_jsonl(out / records.CASES)[0]
@@ -65,11 +65,11 @@ def run(finished, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def job(typed, finished, tmp_path_factory):
+def job(overrides, finished, tmp_path_factory):
     """What a start of that run hands to its child."""
     handed = []
     empty = tmp_path_factory.mktemp("job")
-    run_here([*typed, f"output_dir={empty}"], launch=lambda work, job: handed.append(job) or 0)
+    run_here([*overrides, f"output_dir={empty}"], launch=lambda work, job: handed.append(job) or 0)
     return handed[0]
 
 
@@ -218,23 +218,23 @@ def test_questions_that_changed_are_noticed_wherever_they_lie(small, questions, 
     file.write_text(questions.read_text())
     plain = [text for text in small if not text.startswith(("dataset", "generation"))]
     out = tmp_path / "run"
-    typed = [*plain, "dataset=specbench", f"data_dir={tmp_path}", "dataset.limit=1"]
-    typed += ["generation.max_new_tokens=2", f"output_dir={out}"]
-    assert run_here(typed) == 0
+    overrides = [*plain, "dataset=specbench", f"data_dir={tmp_path}", "dataset.limit=1"]
+    overrides += ["generation.max_new_tokens=2", f"output_dir={out}"]
+    assert run_here(overrides) == 0
     file.write_text(questions.read_text().replace("seven", "eight"))
     with pytest.raises(OutputRefused, match=r"specbench in data_dir=.* has changed since") as error:
-        run_here(typed)
+        run_here(overrides)
     assert error.value.exit_code == 2
     done = (out / records.DONE).rename(tmp_path / "kept")
     with pytest.raises(OutputRefused, match="prompt_set_hash"):
-        run_here(typed)
+        run_here(overrides)
     file.unlink()
     done.rename(out / records.DONE)
-    assert run_here(typed, "data_dir=null") == 0
+    assert run_here(overrides, "data_dir=null") == 0
 
 
 @pytest.mark.parametrize("edited", [records.MANIFEST, records.SUMMARY, records.STEPS])
-def test_what_a_finished_run_vouches_for_cannot_be_changed(run, typed, edited):
+def test_what_a_finished_run_vouches_for_cannot_be_changed(run, overrides, edited):
     """A model's other name, another number in the summary, steps of another run."""
     RunManifest.read(run).finish(run, records.LEFT)
     assert load_runs([run])
@@ -243,4 +243,4 @@ def test_what_a_finished_run_vouches_for_cannot_be_changed(run, typed, edited):
     with pytest.raises(RecordError, match=f"{path} was changed after the run was done"):
         load_runs([run])
     with pytest.raises(RecordError, match="was changed"):
-        run_here([*typed, f"output_dir={run}"])
+        run_here([*overrides, f"output_dir={run}"])

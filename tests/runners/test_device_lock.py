@@ -26,9 +26,9 @@ def job(cache, *, device="cpu", exclusive=True, device_map=None):
     return types.SimpleNamespace(config=config)
 
 
-def measure_elsewhere(cache, begun, may_end):
+def measure_elsewhere(cache, started, may_end):
     with device_lock.hold_device(job(cache)):
-        begun.set()
+        started.set()
         may_end.wait(60)
 
 
@@ -36,10 +36,10 @@ def measure_elsewhere(cache, begun, may_end):
 def other(tmp_path):
     """Another process that measures on the CPU until it is told to end."""
     context = multiprocessing.get_context("spawn")
-    begun, may_end = context.Event(), context.Event()
-    process = context.Process(target=measure_elsewhere, args=(tmp_path, begun, may_end))
+    started, may_end = context.Event(), context.Event()
+    process = context.Process(target=measure_elsewhere, args=(tmp_path, started, may_end))
     process.start()
-    begun.wait(60)
+    started.wait(60)
     yield types.SimpleNamespace(pid=process.pid, end=may_end.set)
     may_end.set()
     process.join()

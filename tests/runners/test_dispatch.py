@@ -40,7 +40,7 @@ def lines(folder, name=records.CASES):
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("args", "message"),
     [
         ([], "when their process starts"),  # which is this one
         (["runner=replay"], "runner=replay.*Leave it out"),
@@ -48,11 +48,11 @@ def lines(folder, name=records.CASES):
     ],
 )
 def test_threads_are_pinned_where_this_project_computes_and_starts_the_process(
-    execute, tmp_path, monkeypatch, typed, message
+    execute, tmp_path, monkeypatch, args, message
 ):
     monkeypatch.delenv("OMP_PLACES", raising=False)
     with pytest.raises(ConfigurationError, match=f"measure.pin=true.*{message}"):
-        execute(f"output_dir={tmp_path}/run", "measure.pin=true", *typed)
+        execute(f"output_dir={tmp_path}/run", "measure.pin=true", *args)
 
 
 def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
@@ -97,9 +97,9 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     assert manifest["labels"]["pld"]["state_scope"] == "prompt"
     assert manifest["config"]["generation"]["max_new_tokens"] == 16
     assert {"hardware", "versions", "git", "prompt_set_hash", "seed"} <= manifest.keys()
-    shown = capsys.readouterr().out
-    assert "speedup" in shown  # the rows are those of summary.json
-    assert f"python -m analysis.report {out}" in shown
+    printed = capsys.readouterr().out
+    assert "speedup" in printed  # the rows are those of summary.json
+    assert f"python -m analysis.report {out}" in printed
 
 
 def test_a_complete_folder_is_printed_and_nothing_is_measured(execute, tmp_path, capsys):
@@ -220,8 +220,8 @@ def test_typical_acceptance_is_called_lossy_wherever_it_shows(execute, tmp_path,
     assert {r.lossless.verdict for r in done} == {"not_audited"}
     rows = jsonl.read_json(tmp_path / records.SUMMARY)["rows"]
     assert all(row["lossless"]["lossy"] == sum(row["lossless"].values()) > 0 for row in rows)
-    shown = capsys.readouterr().out
-    assert "LOSSY" in shown and "3 lossy" in shown
+    printed = capsys.readouterr().out
+    assert "LOSSY" in printed and "3 lossy" in printed
 
 
 def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
@@ -259,15 +259,15 @@ def comparable(folder):
 
 @pytest.mark.parametrize("scope", ["prompt", "run"])
 def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, tmp_path, scope):
-    typed = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
-    typed += ["method.total_draft_len=8", "method.chaining_reserved=1"]
-    typed += ["method.leader_capacity=64", "method.follower_capacity=8"]
-    assert execute(f"output_dir={tmp_path}/whole", *typed) == 0
+    args = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
+    args += ["method.total_draft_len=8", "method.chaining_reserved=1"]
+    args += ["method.leader_capacity=64", "method.follower_capacity=8"]
+    assert execute(f"output_dir={tmp_path}/whole", *args) == 0
     with interrupted_after(7):
-        execute(f"output_dir={tmp_path}/parts", *typed)
-    begun = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)
-    assert begun["status"] == "interrupted"
-    assert execute(f"output_dir={tmp_path}/parts", *typed) == 0
+        execute(f"output_dir={tmp_path}/parts", *args)
+    manifest = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)
+    assert manifest["status"] == "interrupted"
+    assert execute(f"output_dir={tmp_path}/parts", *args) == 0
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
     whole, parts = (
         jsonl.read_json(tmp_path / name / records.MANIFEST) for name in ("whole", "parts")
@@ -275,7 +275,7 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, 
     assert [start["records_found"] for start in parts["starts"]] == [0, 20]
     assert parts["run_key"] == whole["run_key"]
     # A folder's id is its own, and stays when it is resumed.
-    assert parts["folder_id"] == begun["folder_id"] != whole["folder_id"]
+    assert parts["folder_id"] == manifest["folder_id"] != whole["folder_id"]
 
 
 def test_a_resumed_run_asks_for_panels_as_far_ahead_as_its_first_start(
@@ -367,14 +367,14 @@ def test_a_method_of_compare_that_cannot_run_is_left_out_with_its_reason(
     execute, tmp_path, checkpoint, capsys
 ):
     """N-Grammys lacks its table, SpS its draft model: the others are measured all the same."""
-    typed = (f"output_dir={tmp_path}", "compare=[ngrammys,sps,token_recycling]", "dataset.limit=2")
-    assert execute(*typed) == 1, "as for cases that fail"
+    args = (f"output_dir={tmp_path}", "compare=[ngrammys,sps,token_recycling]", "dataset.limit=2")
+    assert execute(*args) == 1, "as for cases that fail"
     assert {r.label for r in records.read_records(tmp_path)[0]} == {"ar", "pld", "token_recycling"}
     printed = " ".join(capsys.readouterr().out.split())
     assert "LEFT OUT: ngrammys. " in printed
     assert f"build_artifact.py bigram_table --model {checkpoint}" in printed
     assert "LEFT OUT: sps. method=sps needs a draft model" in printed
-    assert execute(*typed, launch=no_work) == 1, "a finished run is shown again"
+    assert execute(*args, launch=no_work) == 1, "a finished run is printed again"
     capsys.readouterr()
 
 
@@ -386,10 +386,10 @@ def test_strict_ends_a_comparison_whose_method_cannot_run(execute, tmp_path):
 
 
 def test_a_run_that_left_a_method_out_resumes_without_it(execute, tmp_path):
-    typed = (f"output_dir={tmp_path}", "compare=[sps]")
+    args = (f"output_dir={tmp_path}", "compare=[sps]")
     with interrupted_after(2):
-        execute(*typed)
-    assert execute(*typed) == 1
+        execute(*args)
+    assert execute(*args) == 1
     assert Counter(r.label for r in records.read_records(tmp_path)[0]) == {"ar": 7, "pld": 7}
 
 
@@ -405,15 +405,15 @@ def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp
         execute(out, "add=[pld]")
     capsys.readouterr()
     assert execute(out, "add=[{method: pld, num_tokens: 2, label: short}]") == 0
-    shown = capsys.readouterr().out
-    assert "/added/short-" in shown and f" over ar in {tmp_path}: " in shown
-    assert {"ar", "pld", "short"} <= {line.split()[0] for line in shown.splitlines() if line}
+    printed = capsys.readouterr().out
+    assert "/added/short-" in printed and f" over ar in {tmp_path}: " in printed
+    assert {"ar", "pld", "short"} <= {line.split()[0] for line in printed.splitlines() if line}
     (folder,) = (tmp_path / "added").iterdir()
     assert {r.label for r in records.read_records(folder)[0]} == {"ar", "short"}
     assert (tmp_path / records.CASES).read_bytes() == first, "the run itself is left as it was"
     assert execute(out, launch=no_work) == 0
-    shown = capsys.readouterr().out
-    assert "adding" not in shown and "added later" in shown and "short" in shown
+    printed = capsys.readouterr().out
+    assert "adding" not in printed and "added later" in printed and "short" in printed
 
 
 def test_methods_are_added_to_a_run_that_is_named_by_its_folder_alone(small, tmp_path):
@@ -448,9 +448,9 @@ def test_a_template_that_changes_writes_one_prompt_for_all_labels_and_refuses_a_
     execute, checkpoint, tmp_path
 ):
     model = _with_template(checkpoint, tmp_path / "model", _CHANGING)
-    typed = (model, f"output_dir={tmp_path}/run", "compare=[oracle]", "repeats=2")
+    args = (model, f"output_dir={tmp_path}/run", "compare=[oracle]", "repeats=2")
     with interrupted_after(7):
-        execute(*typed)
+        execute(*args)
     prompts = {}
     for record in records.read_records(tmp_path / "run")[0]:
         prompts.setdefault((record.repeat, record.case_id, record.turn), set()).add(
@@ -458,8 +458,8 @@ def test_a_template_that_changes_writes_one_prompt_for_all_labels_and_refuses_a_
         )
     assert {len(variants) for variants in prompts.values()} == {1}
     with pytest.raises(OutputRefused, match="the prompt of case 81 is not what it was"):
-        execute(*typed)
-    assert execute(*typed, "fresh=true") == 0, "no pair differs"
+        execute(*args)
+    assert execute(*args, "fresh=true") == 0, "no pair differs"
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -472,8 +472,8 @@ def test_the_next_turn_quotes_an_answer_without_its_reasoning(
     model = _with_template(checkpoint, tmp_path / "model", template)
 
     def turns(model, name):
-        typed = (model, f"output_dir={tmp_path}/{name}", "dataset.limit=1", "baseline=false")
-        execute(*typed, "method=ar")
+        args = (model, f"output_dir={tmp_path}/{name}", "dataset.limit=1", "baseline=false")
+        execute(*args, "method=ar")
         return records.read_records(tmp_path / name)[0]
 
     first, second = turns(model, "as_it_is")

@@ -111,20 +111,20 @@ def test_entries_may_have_verifiers_of_their_own(execute):
     """Side by side each decides as it does in a run by itself; ``match`` is plain sampling."""
     sampled = ["generation=sampling", "generation.temperature=0.9", "verifier=rejection"]
     names = ("block", "match")
-    beside = ", ".join(f"{{method: sps, label: {name}, verifier: {name}}}" for name in names)
-    code, turns, _ = execute(*sampled, f"compare=[{beside}]")
+    entries = ", ".join(f"{{method: sps, label: {name}, verifier: {name}}}" for name in names)
+    code, turns, _ = execute(*sampled, f"compare=[{entries}]")
     assert code == 0
-    texts = {}
+    outputs = {}
     for record in turns:
         expected = record.label if record.label in names else "rejection"
         assert record.verifier == expected
-        texts.setdefault(record.label, {})[record.key[:3]] = record.output_ids
-    assert texts["match"] == texts["ar"]
-    assert texts["sps"] != texts["ar"] != texts["block"]
-    alone = {r.key[:3]: r.output_ids for r in execute(
+        outputs.setdefault(record.label, {})[record.key[:3]] = record.output_ids
+    assert outputs["match"] == outputs["ar"]
+    assert outputs["sps"] != outputs["ar"] != outputs["block"]
+    separate = {r.key[:3]: r.output_ids for r in execute(
         *sampled[:2], "verifier=block", "compare=[]", "baseline=false", name="alone"
     )[1]}  # fmt: skip
-    assert texts["block"] == alone
+    assert outputs["block"] == separate
 
 
 @pytest.mark.slow  # over a second
@@ -145,12 +145,12 @@ def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monke
     monkeypatch.setattr(draft_model, "median", lambda _: measured.append(1) or next(seconds))
     with interrupted_after(2):
         execute(methods)
-    begun = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
-    assert begun == {"card": {"r": 2}, "pearl": {"gamma": 3}}
+    measured = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
+    assert measured == {"card": {"r": 2}, "pearl": {"gamma": 3}}
     code, done, manifest = execute(methods)
     assert code == 0
     assert len(measured) == 4
-    assert manifest["model"]["measured"] == begun
+    assert manifest["model"]["measured"] == measured
     assert {r.drafter["r"] for r in done if r.label == "card"} == {2}
     assert {r.drafter["gamma"] for r in done if r.label == "pearl"} == {3}
 

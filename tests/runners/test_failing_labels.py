@@ -47,7 +47,7 @@ def failing(monkeypatch):
     return make
 
 
-def left(folder):
+def read_results(folder):
     """The records by label, the rows over the whole run, and what was left out, in notes."""
     turns, _ = records.read_records(folder)
     summary = jsonl.read_json(folder / records.SUMMARY)
@@ -66,7 +66,7 @@ def test_who_fails_its_warm_up_is_left_out_before_anything_is_measured(
     with interrupted_after(1):
         run_here(overrides)
     assert run_here(overrides) == 1, "resumed without it"
-    counts, rows, notes = left(tmp_path / "run")
+    counts, rows, notes = read_results(tmp_path / "run")
     assert counts == {"ar": 7, "suffix_decoding": 7}
     assert rows.keys() == {"ar", "suffix_decoding"}
     assert {row["n_cases"] for row in rows.values()} == {5}
@@ -76,10 +76,10 @@ def test_who_fails_its_warm_up_is_left_out_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("extra", [[], [BATCHED]], ids=str)
-def test_who_fails_in_all_cases_is_left_out_and_its_records_stay(typed, tmp_path, failing, extra):
+def test_who_fails_in_all_cases_is_left_out_and_its_records_stay(args, tmp_path, failing, extra):
     failing(PromptLookup)
-    assert run_here([*typed, *extra]) == 1
-    counts, rows, notes = left(tmp_path / "run")
+    assert run_here([*args, *extra]) == 1
+    counts, rows, notes = read_results(tmp_path / "run")
     assert counts == {"ar": 7, "pld": 7, "suffix_decoding": 7}
     assert rows.keys() == {"ar", "suffix_decoding"}
     assert rows["suffix_decoding"]["speedup"] and rows["suffix_decoding"]["n_cases"] == 5
@@ -93,10 +93,10 @@ def test_who_fails_in_all_cases_is_left_out_and_its_records_stay(typed, tmp_path
         assert len(traces.cases()) == 5 and not traces.failed
 
 
-def test_who_fails_in_less_than_half_takes_these_cases_from_all(typed, tmp_path, failing):
+def test_who_fails_in_less_than_half_takes_these_cases_from_all(args, tmp_path, failing):
     failing(PromptLookup, places=(0, 2))
-    assert run_here([*typed, "dataset.dialogue=ar"]) == 1
-    _, rows, notes = left(tmp_path / "run")
+    assert run_here([*args, "dataset.dialogue=ar"]) == 1
+    _, rows, notes = read_results(tmp_path / "run")
     assert rows.keys() == {"ar", "pld", "suffix_decoding"}
     assert not notes
     assert {(row["n_cases"], row["n_dropped"]) for row in rows.values()} == {(3, 2)}
@@ -115,26 +115,26 @@ def test_a_label_that_breaks_later_keeps_what_was_measured_and_costs_the_others_
     turns, _ = records.read_records(tmp_path / "run")
     assert {r.key for r in turns if r.status == "ok" and r.label == "pld"} <= before
     assert len(before) == len([r for r in turns if r.key in before and r.status == "ok"])
-    _, rows, notes = left(tmp_path / "run")
+    _, rows, notes = read_results(tmp_path / "run")
     assert rows.keys() == {"ar", "suffix_decoding"}
     assert rows["suffix_decoding"]["n_cases"] == 5
     assert "LEFT OUT: pld. It failed in 3 of 5 cases" in notes
 
 
 @pytest.mark.slow  # over a second
-def test_without_plain_decoding_the_others_have_all_but_speedups(typed, tmp_path, failing):
+def test_without_plain_decoding_the_others_have_all_but_speedups(args, tmp_path, failing):
     failing(Autoregressive)
-    assert run_here([*typed, "measure.warmup=1"]) == 1
-    counts, rows, notes = left(tmp_path / "run")
+    assert run_here([*args, "measure.warmup=1"]) == 1
+    counts, rows, notes = read_results(tmp_path / "run")
     assert counts == {"pld": 7, "suffix_decoding": 7}
     assert all(row["mat"] and row["tokens_per_s"] for row in rows.values())
     assert {row["speedup"] for row in rows.values()} == {None}
     assert "LEFT OUT: ar." in notes
 
 
-def test_where_all_labels_fail_their_warm_up_the_run_ends_with_their_reasons(typed, failing):
+def test_where_all_labels_fail_their_warm_up_the_run_ends_with_their_reasons(args, failing):
     for method in (Autoregressive, PromptLookup):
         failing(method)
     with pytest.raises(WarmUpFailed, match=r"ar: It failed.*pld: It failed") as raised:
-        run_here([*typed, "compare=[]", "measure.warmup=1"])
+        run_here([*args, "compare=[]", "measure.warmup=1"])
     assert raised.value.exit_code == 1

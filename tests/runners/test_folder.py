@@ -236,11 +236,11 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     (tmp_path / "with_parts/tables").mkdir(parents=True)
     (tmp_path / "with_parts/__init__.py").write_text("class Parted:\n    pass\n")
     (tmp_path / "with_parts/tables/fast.py").write_text("ROWS = 1\n")
-    parted = importlib.import_module("with_parts").Parted
+    package_class = importlib.import_module("with_parts").Parted
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     manifest = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
-    given = {"mine": mine, "parted": parted, "recorder": Recorder, "builtin": int}
-    write_reproduce_note(tmp_path, manifest, given)
+    methods = {"mine": mine, "parted": package_class, "recorder": Recorder, "builtin": int}
+    write_reproduce_note(tmp_path, manifest, methods)
     text = (tmp_path / records.REPEAT).read_text()
     assert "\npython run.py 'compare=[pld,mine]'\n" in text
     assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
@@ -249,20 +249,18 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     assert {path.relative_to(copies).as_posix() for path in copies.rglob("*.py")} == {
         "mine.py", "parted/__init__.py", "parted/tables/fast.py"
     }  # fmt: skip
-    write_reproduce_note(tmp_path, manifest, {}, typed=False)
+    write_reproduce_note(tmp_path, manifest, {}, from_command=False)
     assert "run.py" not in (tmp_path / records.REPEAT).read_text()
 
 
-@pytest.mark.parametrize("typed", [["seed=1"], ["output_dir=all", "seed=1"]])
-def test_a_job_of_a_sweep_is_repeated_in_its_own_folder_on_its_threads(
-    tmp_path, monkeypatch, typed
-):
+@pytest.mark.parametrize("args", [["seed=1"], ["output_dir=all", "seed=1"]])
+def test_a_job_of_a_sweep_is_repeated_in_its_own_folder_on_its_threads(tmp_path, monkeypatch, args):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    for swept, path in ((True, tmp_path), (None, typed[0].partition("=")[2])):
-        write_reproduce_note(tmp_path, RunManifest(**ENVIRONMENT, overrides=typed, swept=swept), {})
+    for swept, path in ((True, tmp_path), (None, args[0].partition("=")[2])):
+        write_reproduce_note(tmp_path, RunManifest(**ENVIRONMENT, overrides=args, swept=swept), {})
         line = (tmp_path / records.REPEAT).read_text().split("```")[1].splitlines()[1]
         arguments = shlex.split(line)
         assert arguments[:3] == ["OMP_NUM_THREADS=3", "python", "run.py"]
         folders = [word for word in arguments if word.startswith("output_dir=")]
-        assert folders == ([f"output_dir={path}"] if swept or len(typed) == 2 else [])
+        assert folders == ([f"output_dir={path}"] if swept or len(args) == 2 else [])

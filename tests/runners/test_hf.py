@@ -36,9 +36,9 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     assert {r.lossless.verdict for r in turns} == {"equal"}
     plain = {(r.case_id, r.turn): r for r in turns if r.label == "ar"}
     for record in turns:
-        beside = plain[record.case_id, record.turn]
-        assert record.output_ids == beside.output_ids
-        assert record.finish_reason == beside.finish_reason
+        reference = plain[record.case_id, record.turn]
+        assert record.output_ids == reference.output_ids
+        assert record.finish_reason == reference.finish_reason
         assert sum(record.committed_per_step) == record.n_new - 1
         if record.label == "hf_generate":
             assert record.method == "hf:generate"

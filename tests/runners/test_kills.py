@@ -49,8 +49,8 @@ def noisy(measured, limits):
 class Writes:
     """Stands before ``os.write`` and ``os.replace`` of the run: the n-th of a file is the last."""
 
-    def __init__(self, folder, left, within, victims):
-        self.folder, self.left, self.within, self.victims = str(folder), left, within, victims
+    def __init__(self, folder, count, within, victims):
+        self.folder, self.count, self.within, self.victims = str(folder), count, within, victims
         self.write, self.replace = os.write, os.replace
 
     def __enter__(self):
@@ -62,20 +62,20 @@ class Writes:
     def writing(self, fd, data):
         if not os.readlink(f"/proc/self/fd/{fd}").startswith(self.folder):
             return self.write(fd, data)
-        self.left -= 1
-        if not self.left and self.within:
+        self.count -= 1
+        if not self.count and self.within:
             self.write(fd, bytes(data)[: len(data) // 2])
             self.kill()
         written = self.write(fd, data)
-        if not self.left:
+        if not self.count:
             self.kill()
         return written
 
     def replacing(self, source, target):
         self.replace(source, target)
         if str(target).startswith(self.folder):
-            self.left -= 1
-            if self.left <= 0:
+            self.count -= 1
+            if self.count <= 0:
                 self.kill()
 
     def kill(self):
@@ -135,11 +135,11 @@ def kill_at(process, seconds, victims):
             target.kill()
 
 
-def until_complete(folder, overrides, rng, most, longest_s):
+def until_complete(folder, overrides, rng, max_kills, longest_s):
     """Start and kill until the run is complete; gives (when, who) of each kill that hit."""
     kills = []
     while not (folder / records.DONE).exists():
-        when, who = (rng.choice(WHEN), rng.choice(WHO)) if len(kills) < most else (None, None)
+        when, who = (rng.choice(WHEN), rng.choice(WHO)) if len(kills) < max_kills else (None, None)
         fatal = (rng.randint(1, 25), when == "within a write", who) if when in WHEN[1:] else None
         process = start(folder, overrides, fatal)
         if when == "any moment":
@@ -149,8 +149,8 @@ def until_complete(folder, overrides, rng, most, longest_s):
         assert process.exitcode in (0, CHILD_KILLED, -signal.SIGKILL), "a run failed by itself"
         if process.exitcode:
             kills.append((when, who))
-        held = (folder / records.CASES).exists()
-        assert not held or (folder / records.MANIFEST).exists(), "a folder that cannot be resumed"
+        cases = (folder / records.CASES).exists()
+        assert not cases or (folder / records.MANIFEST).exists(), "a folder that cannot be resumed"
     return kills
 
 
@@ -160,13 +160,13 @@ def outcome(folder):
     steps.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"], r["step"]))
     counted = ("label", "method", "task", "n_cases", "mat", "mat_ci", "lossless", "state_scope")
     rows = jsonl.read_json(folder / records.SUMMARY)["rows"]
-    left = {"steps": steps, "rows": [{name: row[name] for name in counted} for row in rows]}
+    results = {"steps": steps, "rows": [{name: row[name] for name in counted} for row in rows]}
     for name in (records.CASES, records.DISTURBED, records.ERRORS):
         lines, truncated = jsonl.read_jsonl(folder / name)
         assert not truncated
-        left[name] = list(map(without_times, lines))
+        results[name] = list(map(without_times, lines))
     assert not list(folder.glob("*.tmp"))
-    return left
+    return results
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ def model(checkpoint, tmp_path):
 def run(small, tmp_path, model):
     """Run the changed model; gives exit code, records by case, turn and label, and the notes."""
 
-    def execute(*typed, name="run"):
+    def execute(*args, name="run"):
         folder = tmp_path / name
-        code = run_here(small, f"model.path={model}", f"output_dir={folder}", *typed)
+        code = run_here(small, f"model.path={model}", f"output_dir={folder}", *args)
         by_turn = {(r.case_id, r.turn, r.label): r for r in records.read_records(folder)[0]}
         summary = json.loads((folder / "summary.json").read_text())
         return code, by_turn, " ".join(Warned(**line).text for line in summary["warnings"])
@@ -48,10 +48,10 @@ def with_template(model, template):
     tokenizer.save_pretrained(model)
 
 
-@pytest.mark.parametrize("typed", [[], ["dataset.dialogue=own", "batch.size=2"]])
-def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(run, model, typed):
+@pytest.mark.parametrize("args", [[], ["dataset.dialogue=own", "batch.size=2"]])
+def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(run, model, args):
     with_template(model, _NO_EMPTY_ANSWER + _TEMPLATE)
-    code, by_turn, _ = run(*typed)
+    code, by_turn, _ = run(*args)
     assert code == 0
     assert len(by_turn) == 14 and all(r.status == "ok" for r in by_turn.values())
 
@@ -62,25 +62,25 @@ def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(r
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(firsts["84"])
     tokenizer.save_pretrained(model)
     empty = {case for case, token in firsts.items() if token == firsts["84"]}
-    code, by_turn, _ = run(*typed, name="empty")
+    code, by_turn, _ = run(*args, name="empty")
     assert code == 1
     failed = {key[:2] for key, record in by_turn.items() if record.status == "failed"}
     assert failed == {(case, 1) for case in empty}
 
 
 @pytest.mark.parametrize(
-    ("token", "typed"),
+    ("token", "args"),
     [("pad_token", []), ("sep_token", ["batch.size=2"]), ("pad_token", ["runner=hf"])],
 )
 def test_a_token_without_embedding_fails_the_prompt_that_has_it_alone(
-    run, model, tmp_path, token, typed
+    run, model, tmp_path, token, args
 ):
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.add_special_tokens({token: "<beyond>"})
     tokenizer.save_pretrained(model)
     prompts = tmp_path / "asked.txt"
     prompts.write_text("why is the <beyond> blue\ncount to seven\nthe name of the ship\n")
-    code, by_turn, _ = run(f"dataset.path={prompts}", *typed)
+    code, by_turn, _ = run(f"dataset.path={prompts}", *args)
     assert code == 1
     assert {key[0] for key, record in by_turn.items() if record.status == "failed"} == {"1"}
     assert {key[0] for key, record in by_turn.items() if record.status == "ok"} == {"2", "3"}

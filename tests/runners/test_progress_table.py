@@ -148,8 +148,8 @@ def test_columns_that_find_no_room_are_named_and_the_headline_stays():
     Console(file=out, width=80).print(FittedTable(frame))
     assert "1.46" in out.getvalue()
     head = "".join(out.getvalue().splitlines()[:2])
-    shown = [f"word{i}" in head for i in range(9)]
-    assert sorted(shown, reverse=True) == shown, "the last ones go first"
-    gone = ", ".join(f"word{i}" for i in range(9) if not shown[i])
-    assert gone
-    assert f"Not shown for lack of room: {gone}." in out.getvalue()
+    visible = [f"word{i}" in head for i in range(9)]
+    assert sorted(visible, reverse=True) == visible, "the last ones go first"
+    hidden = ", ".join(f"word{i}" for i in range(9) if not visible[i])
+    assert hidden
+    assert f"Not shown for lack of room: {hidden}." in out.getvalue()

@@ -50,9 +50,9 @@ def again(small, live, tmp_path):
     recorded = ("dataset", "generation", "model.d", "model.context_length")
     plain = [text for text in small if not text.startswith(recorded)]
 
-    def run(*typed, out="replay"):
+    def run(*overrides, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={live}", f"output_dir={tmp_path / out}"]
-        return run_here(base, *typed, launch=None), tmp_path / out
+        return run_here(base, *overrides, launch=None), tmp_path / out
 
     return run
 
@@ -161,12 +161,12 @@ def test_what_drafts_in_batches_is_left_out_where_the_surface_has_no_such_passes
 
 
 @pytest.mark.parametrize(
-    "typed", ["jacobi", "token_recycling", "{method: union, drafters: [pld, token_recycling]}"]
+    "overrides", ["jacobi", "token_recycling", "{method: union, drafters: [pld, token_recycling]}"]
 )
-def test_methods_that_need_the_model_are_tried_live(again, typed):
+def test_methods_that_need_the_model_are_tried_live(again, overrides):
     refused = r"needs .*cannot be replayed and is tried live: type runner=offline"
     with pytest.raises(NeedsNotMet, match=refused) as refusal:
-        again(f"compare=[{typed}]", "strict=true")
+        again(f"compare=[{overrides}]", "strict=true")
     assert refusal.value.exit_code == 2
 
 
@@ -189,7 +189,7 @@ def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("overrides", "message"),
     [
         ("generation.max_new_tokens=7", "recorded with generation.max_new_tokens=16"),
         ("model.path=/other/weights", "Type model.id=/"),
@@ -200,15 +200,15 @@ def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
         ("runner.surface=/nowhere", "runner=cost"),
     ],
 )
-def test_what_contradicts_the_traces_is_refused(again, typed, message):
+def test_what_contradicts_the_traces_is_refused(again, overrides, message):
     with pytest.raises(ConfigurationError, match=message) as refusal:
-        again(typed)
+        again(overrides)
     assert refusal.value.exit_code == 2
 
 
 def test_what_agrees_with_the_traces_may_be_typed_and_cases_chosen(again):
-    typed = ["generation.max_new_tokens=16", "dataset=jsonl", "dataset.tasks=[qa]"]
-    _, out = again(*typed)
+    overrides = ["generation.max_new_tokens=16", "dataset=jsonl", "dataset.tasks=[qa]"]
+    _, out = again(*overrides)
     assert {r.case_id for r in records.read_records(out)[0]} == {"82", "83"}
     _, out = again("dataset.limit=1", out="one")
     assert {r.case_id for r in records.read_records(out)[0]} == {"81"}

@@ -55,9 +55,9 @@ def with_heads(small, checkpoint, tmp_path_factory):
 def live(with_heads, tmp_path_factory):
     """The live run, every head, hidden states recorded along plain decoding."""
     out = tmp_path_factory.mktemp("live") / "run"
-    typed = ["record=states", f"record_layers={LAYERS}", "dataset.limit=3"]
-    typed += ["generation.max_new_tokens=32"]
-    assert run_here([*with_heads, *typed, COMPARE, f"output_dir={out}"]) == 0
+    overrides = ["record=states", f"record_layers={LAYERS}", "dataset.limit=3"]
+    overrides += ["generation.max_new_tokens=32"]
+    assert run_here([*with_heads, *overrides, COMPARE, f"output_dir={out}"]) == 0
     return out
 
 
@@ -67,9 +67,9 @@ def again(with_heads, live, tmp_path):
     recorded = ("dataset", "generation", "model.d", "model.context_length")
     plain = [text for text in with_heads if not text.startswith(recorded)]
 
-    def run(*typed, traces=live, out="replay"):
+    def run(*overrides, traces=live, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={traces}", f"output_dir={tmp_path / out}"]
-        assert run_here(base, "strict=true", *typed, launch=None) == 0
+        assert run_here(base, "strict=true", *overrides, launch=None) == 0
         return tmp_path / out
 
     return run
@@ -96,8 +96,8 @@ def test_steps_of_heads_are_the_live_runs(live, again, monkeypatch):
 def test_another_tree_is_replayed_from_the_same_states(live, with_heads, again, tmp_path):
     tree = "compare=[{method: eagle2, total: 6, depth: 1, top_k: 3}]"
     fresh = tmp_path / "fresh"
-    typed = ["generation.max_new_tokens=32", "dataset.limit=3", tree, f"output_dir={fresh}"]
-    assert run_here([*with_heads, *typed]) == 0
+    overrides = ["generation.max_new_tokens=32", "dataset.limit=3", tree, f"output_dir={fresh}"]
+    assert run_here([*with_heads, *overrides]) == 0
     assert steps(again(tree)) == steps(fresh)
 
 
@@ -111,9 +111,9 @@ def test_with_a_surface_each_draft_is_made_in_its_step(live, again, surface, mon
 
 
 def test_a_tree_that_the_head_is_too_short_for_is_refused_before_a_run(live, with_heads, surface):  # noqa: F811
-    typed = [word for word in with_heads if not word.startswith("method=")]
+    overrides = [word for word in with_heads if not word.startswith("method=")]
     search = Replays(
-        Entries(compose.compose(["method=ar", *typed])),
+        Entries(compose.compose(["method=ar", *overrides])),
         load_traces(live),
         CostSurface.read(surface),
         live / "tried.jsonl",
@@ -154,9 +154,9 @@ def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path,
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
     (folder / "config.json").write_text(json.dumps(config))
     out = tmp_path / "run"
-    typed = ["method=ar", "record=states", "dataset.limit=1", f"output_dir={out}"]
+    overrides = ["method=ar", "record=states", "dataset.limit=1", f"output_dir={out}"]
     head_paths = [f"++pair.heads.eagle3={folder}", "++pair.heads.medusa=/nowhere/medusa"]
-    assert run_here([*with_heads, *typed, *head_paths]) == 0
+    assert run_here([*with_heads, *overrides, *head_paths]) == 0
     assert load_traces(out).hidden_states == (2, frozenset((0, 1, 2)))
     assert "recording the hidden states 0, 1, 2: 0.8 kB a token" in caplog.text
     assert "pair.heads.medusa is not here" in caplog.text
@@ -164,16 +164,16 @@ def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path,
 
 def test_a_run_looks_for_the_layers_that_a_head_was_trained_on(with_heads, tmp_path, monkeypatch):
     """With all states of an answer, whose own layers are then looked for."""
-    texts = []
+    calls = []
 
     def checked_ids(head, all_states, ids, layers):
-        texts.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}, layers))
+        calls.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}, layers))
 
     monkeypatch.setattr(eagle3, "checked_ids", checked_ids)
     entry = "compare=[{method: eagle3, total: 6, depth: 1, top_k: 3, layer_ids: [0, 0, 0]}]"
-    typed = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
-    assert run_here([*with_heads, *typed]) == 0
-    assert texts == [(3, True, (0, 0, 0))]
+    overrides = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
+    assert run_here([*with_heads, *overrides]) == 0
+    assert calls == [(3, True, (0, 0, 0))]
     done = records.read_records(tmp_path / "run")[0]
     assert {r.lossless.verdict for r in done} == {"equal"}
 
@@ -187,8 +187,8 @@ def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):
         again("compare=[eagle2]", traces=plain)
     assert refusal.value.exit_code == 2
     final = tmp_path / "final"
-    typed = ["record=states", "record_layers=[]", "dataset.limit=1", f"output_dir={final}"]
-    assert run_here([*with_heads, *typed]) == 0
+    overrides = ["record=states", "record_layers=[]", "dataset.limit=1", f"output_dir={final}"]
+    assert run_here([*with_heads, *overrides]) == 0
     assert load_traces(final).hidden_states == (2, frozenset((2,)))
     override = "compare=[{method: eagle3, layer_ids: [0, 1, 1]}]"
     with pytest.raises(NeedsNotMet, match=r"states 0, 1, and .* holds 2. .*record_layers=\[0, 1\]"):
@@ -230,7 +230,7 @@ def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("overrides", "message"),
     [
         (["record=stats"], "`record` must be .*'states'"),
         (["record_layers=[1]"], "needs record=states"),
@@ -238,9 +238,9 @@ def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_p
         (["record=states", "baseline=false"], "baseline=true"),
     ],
 )
-def test_recordings_that_cannot_be_are_refused(with_heads, tmp_path, typed, message):
+def test_recordings_that_cannot_be_are_refused(with_heads, tmp_path, overrides, message):
     with pytest.raises(ConfigurationError, match=message) as refusal:
-        run_here([*with_heads, *typed, f"output_dir={tmp_path}/run", "dataset.limit=1"])
+        run_here([*with_heads, *overrides, f"output_dir={tmp_path}/run", "dataset.limit=1"])
     assert refusal.value.exit_code == 2
 
 
@@ -258,10 +258,10 @@ def test_on_the_bundled_model_the_steps_are_the_live_runs_up_to_rounding(tmp_pat
     more = "{method: hydra,levels: [3,2,1]},{method: eagle3,total: 12,depth: 3,top_k: 3}"
     entries = ["method=medusa", "method.levels=[4,4,2]", f"compare=[{trees},{more}]"]
     entries += ["model.device=cpu"]
-    typed = [*entries, "dataset.limit=8", "generation.max_new_tokens=96", "record=states"]
-    typed += ["measure.warmup=0", "measure.reruns=0", "measure.exclusive=false"]
+    overrides = [*entries, "dataset.limit=8", "generation.max_new_tokens=96", "record=states"]
+    overrides += ["measure.warmup=0", "measure.reruns=0", "measure.exclusive=false"]
     live, out = tmp_path / "live", tmp_path / "replay"
-    assert run_here([*typed, f"output_dir={live}"]) == 0
+    assert run_here([*overrides, f"output_dir={live}"]) == 0
     replay = ["runner=replay", f"runner.traces={live}", f"output_dir={out}"]
     assert run_here([*entries, *replay], launch=None) == 0
     live_steps, replayed = steps(live), steps(out)

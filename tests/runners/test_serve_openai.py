@@ -84,8 +84,8 @@ def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, f
     assert {row["label"] for row in summary["rows"]} == {"ar"}
     assert row(summary, "ar")["n_cases"] == len({r.case_id for r in records})
     assert row(summary, "ar")["tokens_per_s"]
-    how = "in its warm-up" if warmup else "in 2 of 2 cases"
-    assert any("LEFT OUT: openai_eagle3. It failed " + how in n for n in warning_texts(summary))
+    reason = "in its warm-up" if warmup else "in 2 of 2 cases"
+    assert any("LEFT OUT: openai_eagle3. It failed " + reason in n for n in warning_texts(summary))
 
 
 def errors(path):

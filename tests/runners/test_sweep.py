@@ -33,12 +33,12 @@ def ended(tmp_path, monkeypatch):
     (tmp_path / ".ended").mkdir()
     (tmp_path / "theirs").mkdir()
 
-    def run_jobs(jobs, typed=None):
+    def run_jobs(jobs, overrides=None):
         jobs = list(jobs)
         sweep.remove_outcomes()
         (tmp_path / ".ended").mkdir(exist_ok=True)
         last = max(number for number, _ in jobs) if jobs else 0
-        seeds = typed or f"seed={','.join(map(str, range(last + 1)))}"
+        seeds = overrides or f"seed={','.join(map(str, range(last + 1)))}"
         more = {
             "sweeper": {"params": {"seed": "7,8"}},
             "overrides": {"task": [seeds, "x=${not.there}"]},

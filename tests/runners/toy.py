@@ -34,9 +34,9 @@ MEASURE = MeasureConfig(disturbed=NoiseConfig(None, None, 0.0))
 class FormulaScores:
     logits = hidden = verified = None
 
-    def __init__(self, texts):
-        self._choices = np.array([FormulaTarget.next_token(text) for text in texts])
-        self.depths = np.array([len(text) - len(texts[0]) for text in texts])
+    def __init__(self, sequences):
+        self._choices = np.array([FormulaTarget.next_token(text) for text in sequences])
+        self.depths = np.array([len(text) - len(sequences[0]) for text in sequences])
 
     def greedy(self):
         return self._choices
@@ -58,10 +58,10 @@ class FormulaTarget:
 
     def forward(self, root, tree, *, hidden_layers=()):
         self._root = root
-        texts = [[*self.text, int(root)]]
+        sequences = [[*self.text, int(root)]]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
-            texts.append([*texts[parent + 1], int(token)])
-        return FormulaScores(texts)
+            sequences.append([*sequences[parent + 1], int(token)])
+        return FormulaScores(sequences)
 
     def commit(self, tree, path):
         self.text += [int(self._root), *(int(tree.tokens[i]) for i in path)]
