@@ -145,8 +145,8 @@ def _verifier(cfg: DictConfig, method: str, name: Any) -> Any:
     supported = cfg.batch.size == 1 and cfg.runner.name == "offline"
     if not supported or cfg.generation.temperature == 0 or name == "greedy":
         raise ConfigurationError(
-            f"verifier={name} in the compare entry for {method}: entries have verifiers of their "
-            "own where texts are sampled (not with greedy), one at a time. Type "
+            f"verifier={name} in the compare entry for {method}: an entry can set a verifier "
+            "only where sequences are sampled (not by greedy), one at a time. Type "
             "generation=sampling batch.size=1 runner=offline, or leave it out."
         )
     node = _read("verifier", name, paths.CONF_DIR).verifier

@@ -99,9 +99,7 @@ def _no_override(error: OverrideParseException) -> ConfigurationError:
     word = str(error.override)
     key, given, value = word.partition("=")
     if given and not value.isascii() and value.isprintable():
-        return ConfigurationError(
-            f"`{key}` must be quoted where it is no ASCII: type '{key}=\"{value}\"'."
-        )
+        return ConfigurationError(f"`{key}` must be quoted if not ASCII: type '{key}=\"{value}\"'.")
     if "=" in word or not re.fullmatch(r"[\w.-]+", word):
         return ConfigurationError(
             f"{word!r} cannot be read as key=value: {_first_line(error)}. {_QUOTING}"
@@ -169,7 +167,7 @@ def _other(error: BaseException) -> ConfigurationError:
         key, values = several.groups()
         together = f"'compare=[{values}]' for one run with all, or " if key in _LISTED else ""
         return ConfigurationError(
-            f"{key}={values} has several values. Type {together}-m behind run.py for a run with "
+            f"{key}={values} has several values. Type {together}-m after run.py for a run with "
             "each."
         )
     group = re.search(r"Could not override '([^']+)'", text)

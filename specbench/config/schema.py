@@ -136,7 +136,7 @@ class ModelConfig(Group):
     # As in the yaml, in records and to find `pair` files; another `id` gets another name.
     name: str = MISSING
     id: Text = MISSING  # a hub id or a local folder
-    path: Place | None = None  # a local folder; stands for `id`
+    path: Place | None = None  # a local folder, used as `id`
     revision: str | None = "main"  # branch, tag or commit on the hub
     dtype: Annotated[str, OneOf(*DTYPES)] = "float16"  # of the weights
     device: Device = "auto"  # auto: the first GPU if there is one
@@ -246,7 +246,7 @@ class HubConfig(Group):
 
 @dataclass
 class ColumnsConfig(Group):
-    """Which column holds what; null: there is none."""
+    """Names of the data's columns; null: the data have no such column."""
 
     id: str | None = None  # becomes `case_id`; null: the line number, from 1
     turns: str | None = None  # the user's turns, a list of texts; null: one turn by a prompt form
@@ -265,7 +265,7 @@ class RowsConfig(Group):
 
 @dataclass
 class DatasetConfig(Group):
-    """The questions."""
+    """The prompts."""
 
     name: str = MISSING
     path: Text | None = None  # a file of one JSON object a line; wins over `file` and the hub
@@ -283,7 +283,7 @@ class DatasetConfig(Group):
     shot: str = ""
     raw: bool = False  # the model is given turns as they are, without a chat template
     task: str | None = None  # of every case; null: derived from the category
-    category: str | None = None  # of every case where there is no such column
+    category: str | None = None  # of every case if the data have no such column
     tasks: list[str] | None = None  # those to keep; null: all
     limit: Positive | None = None  # cases at most
     # How `limit` chooses: the first, or evenly over the tasks and evenly spaced within each.
@@ -308,7 +308,7 @@ class DatasetConfig(Group):
 
 @dataclass
 class GenerationConfig(Group):
-    """How many tokens are made and how they are chosen."""
+    """Output length and sampling."""
 
     name: str = MISSING
     max_new_tokens: Positive = MISSING  # the first token and the EOS included
@@ -319,7 +319,7 @@ class GenerationConfig(Group):
 
 @dataclass
 class VerifierConfig(Group):
-    """Who decides acceptance."""
+    """The rule that accepts draft tokens."""
 
     name: Annotated[str, OneOf(*VERIFIERS)] = MISSING  # auto: by the temperature
     epsilon: Probability | None = None  # typical: a probability that always suffices
@@ -336,7 +336,7 @@ class PackedConfig(Group):
 
 @dataclass
 class EngineConfig(Group):
-    """How target passes are run."""
+    """Settings of target passes."""
 
     name: Annotated[str, OneOf("auto", "eager", "graph")] = MISSING
     # It only adds a label, and a folder keeps the labels it began with.
@@ -350,7 +350,7 @@ class EngineConfig(Group):
 
 @dataclass
 class BatchConfig(Group):
-    """How many sequences a static batch has."""
+    """The size of a static batch, and its draft budget."""
 
     size: Positive = 1
     budget: Annotated[str, OneOf(PER_SEQUENCE, "global")] = PER_SEQUENCE
@@ -375,7 +375,7 @@ class LoopsConfig(Group):
 
 @dataclass
 class RunnerConfig(Group):
-    """How cases are walked through; each runner has its own keys besides ``name``."""
+    """The program that runs the cases; each runner has further keys besides ``name``."""
 
     name: str = MISSING
 
@@ -504,7 +504,7 @@ class NoiseConfig(Group):
 
 @dataclass
 class MeasureConfig(Group):
-    """What is measured, and when a case is measured again."""
+    """Settings of the measurement, and of measuring a case again."""
 
     name: str = MISSING
     phases: bool = False
@@ -520,7 +520,7 @@ class MeasureConfig(Group):
 
 @dataclass
 class LoggerConfig(Group):
-    """Where copies of the records are sent."""
+    """A service that receives copies of the records."""
 
     name: Annotated[str, OneOf("none", "wandb")] = MISSING
 

@@ -271,7 +271,7 @@ def check_knob(name: str, key: str, value: Any, annotation: Any) -> None:
     """Check one knob of the method ``name`` against its type.
 
     Raises:
-        ConfigurationError: it is of another type, or beyond the type's limits.
+        ConfigurationError: its type is wrong, or its value beyond the type's limits.
     """
     try:
         _adapter(annotation).validate_python(value, strict=True)

@@ -75,7 +75,7 @@ class _Row:
 def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
     """Load the cases after task filter, limit and shuffle, in the order of the run.
 
-    ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
+    ``data_dir`` is the folder that is searched for ``dataset.file`` before the hub.
 
     Raises:
         DatasetError: the data cannot be had, a line is malformed, or nothing is left.
@@ -112,7 +112,7 @@ def prompt_set_hash(cases: Iterable[Case]) -> str:
 
 
 def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | None:
-    """Find the local file of a data set; None where the hub has to be asked.
+    """Find the local file of a data set; None where it must come from the hub.
 
     Raises:
         DatasetError: there is neither a file nor a hub id, or a named file or folder is missing.
@@ -216,7 +216,7 @@ def _selected(row: _Row, rows: RowsConfig | None) -> bool:
 
 def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     columns, values = row.columns, row.values
-    # A file of the user's own may hold bare prompts: the rest is then optional.
+    # A user's file may have bare prompts: other columns are then optional.
     bare = dataset.file is None and columns["turns"] not in values
     if bare and "prompt" not in values:
         bare, close = False, nearest("prompt", values)

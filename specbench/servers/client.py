@@ -13,7 +13,7 @@ import httpx
 from specbench.errors import CaseFailed, ConfigurationError, first_line
 
 _HIDDEN = "…"
-_SHORTEST_KEY = 8  # shorter ones (EMPTY, none, x) are no secrets, and are words of answers
+_SHORTEST_KEY = 8  # shorter ones (EMPTY, none, x) are not secret, and occur in answers
 _LONGEST_LINE = 1 << 20
 _LONGEST_MESSAGE = 300
 _QUICK_S = 10.0  # for what needs no model
@@ -27,7 +27,7 @@ class NoAnswer(CaseFailed):
         kind: ``refused``, ``cut``, ``timeout``, ``too_large``, ``http_<status>``, ``malformed``,
             ``bad_count``, ``empty``, …
         again: whether a retry may help.
-        wait_s: how long the server asked to wait, if it did.
+        wait_s: the delay that the server requested, if any.
     """
 
     def __init__(self, kind: str, message: str, *, again: bool, wait_s: float = 0.0) -> None:
@@ -72,7 +72,7 @@ class Client:
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
         """Yield server-sent events with the seconds since the request was sent.
 
-        Ends behind ``[DONE]``, or where the server closes the stream.
+        Ends after ``[DONE]``, or when the server closes the stream.
 
         Raises:
             NoAnswer: it broke off, took too long, is too large, or sent something that is not JSON.
@@ -107,7 +107,7 @@ class Client:
                 timeout=limit_s,
                 extensions={"trace": trace},
             ) as response:
-                # Raw: httpx's lines end at characters that may stand inside of JSON, and a
+                # Raw: httpx's lines end at characters that may occur inside JSON, and a
                 # decompressed part has no limit of size.
                 for chunk in response.iter_raw():
                     now, size = time.perf_counter(), size + len(chunk)

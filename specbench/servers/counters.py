@@ -1,9 +1,9 @@
 """Converts the counters of all servers to ours. Free of torch.
 
 Ours: a step is a target pass after the prompt's; it commits the accepted draft tokens and one more.
-MAT is (new tokens - 1) / steps, and steps without a draft count. Their acceptance lengths differ
-from it in three ways, which docs/servers.md shows: some leave out steps without a draft, some count
-the prompt's token, some leave out the token that every step adds.
+MAT is (new tokens - 1) / steps, and steps without a draft count. Acceptance lengths of
+servers differ from it in three ways (docs/servers.md): some leave out steps without a draft, some
+count the prompt's token, some leave out the token that every step adds.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def convert(
 ) -> Counts | None:
     """Convert a server's counters of one answer to ours.
 
-    Steps are its own count where it counts all of them. Else each step committed one token more
-    than it accepted, so that they are what is left of ``n_new - 1`` without the accepted ones. A
-    server may count draft tokens that it accepted behind an answer's end, too: there were no fewer
-    steps than had a draft, or than brought tokens.
+    Steps are the server's count where it counts all of them. Otherwise each step committed one
+    token more than it accepted, so there were ``n_new - 1`` less the accepted ones. A server may
+    also count draft tokens accepted after an answer's end, so there were at least as many steps
+    as had a draft, and as brought tokens.
 
     Args:
         counters: the object at ``names.json_path``.
@@ -80,7 +80,7 @@ def convert(
         per_event: how many of them each event brought, where the server gives their ids.
 
     Returns:
-        None where the counters are not there, or contradict themselves or the answer.
+        None where the counters are missing, or contradict themselves or the answer.
     """
     drafted, accepted = _first(counters, names.drafted), _first(counters, names.accepted)
     passes = whole(counters.get(names.passes))

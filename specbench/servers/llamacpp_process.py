@@ -24,7 +24,7 @@ def main(parent: int, flags: Mapping[str, Any]) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the request was in place
             os._exit(1)
-    # A terminal's Ctrl-C reaches the whole group; the parent decides what becomes of it.
+    # A terminal's Ctrl-C reaches the whole group; the parent decides what follows.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import xllamacpp
 
@@ -49,7 +49,7 @@ def _params(library: Any, flags: Mapping[str, Any]) -> Any:
     for threads in (params.cpuparams, params.cpuparams_batch):
         threads.n_threads = flags["threads"]
     params.n_gpu_layers = _NO_GPU_LAYERS
-    params.cache_ram_mib = 0  # no prompt is asked twice
+    params.cache_ram_mib = 0  # no prompt is sent twice
     params.endpoint_props = True
     params.ui = False
     if (flash := flags.get("flash_attention")) is not None:

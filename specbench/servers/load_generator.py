@@ -96,7 +96,7 @@ class Server:
         return False
 
     def stop(self) -> None:
-        """End it, where it was started here."""
+        """Stop it, if it was started here."""
 
 
 class StartedServer(Server):
@@ -234,7 +234,7 @@ class Servers:
         info = ModelInfo(id=model_id, weights_hash=digest, dtype=", ".join(kinds), device="server")
         first = next(iter(self.by_label.values()))
         if isinstance(first.config, LlamacppConfig):
-            # A replay of its answers needs these; the file stands for its tokenizer.
+            # A replay of its answers needs these; the file's hash identifies its tokenizer.
             info.vocab_size, info.eos_ids = vocabulary(first.client)
             info.context_length = first.config.context
             info.tokenizer_hash = f"gguf:{digest}"
@@ -339,7 +339,7 @@ def _count(server: Server, request: Request) -> None:
     answer, table = request.answer, server.info.kind.counters
     if answer is None or request.http is None:
         return
-    # Its events were free of the key each; together they may spell it.
+    # No single event had the key; together they may spell it.
     answer.thoughts = server.client.hide(answer.thoughts)
     answer.reply = server.client.hide(answer.reply)
     answer.prompt_ids = list(request.http.prompt_ids) or answer.prompt_ids

@@ -1,4 +1,4 @@
-"""From a streamed answer to its tokens, times and counters, whichever server wrote it."""
+"""Reads a streamed answer of any server: its tokens, times and counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_ID = 2**31
 _SILENT = 4  # tokens without text that an answer may have: its end, marks of reasoning
 _TOGETHER_S = 1e-3  # a pass of a model takes longer
 _REASONS = {"stop": "eos", "eos": "eos", "length": "length", "limit": "length", "word": "eos"}
-# Parts of events that hold counters; see `specbench.servers.counters`.
+# Parts of events that have counters; see `specbench.servers.counters`.
 _COUNTERS = ("metrics", "sglext", "meta_info", "timings")
 
 
@@ -72,7 +72,7 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
     ``longest``: requested new tokens at most.
 
     Raises:
-        NoAnswer: the stream ended without saying why, is not an answer, or counts what cannot be.
+        NoAnswer: the stream ended without a reason, is not an answer, or has impossible counts.
     """
     answer, arrivals, ended = Answer(), list[_Arrival](), 0.0
     for at, event in events:
@@ -172,7 +172,7 @@ def _time(answer: Answer, arrivals: list[_Arrival], ended: float) -> None:
     """Set the answer's times, and the number of tokens that came before its decoding was seen.
 
     A server may send its first tokens together, when the last of them is made: what they took
-    cannot be told from the prompt's part, and they count in no decode speed.
+    cannot be separated from the prompt's time, so they do not count in a decode speed.
     """
     for arrival in arrivals:
         if not answer.bursts or arrival.at - answer.bursts[-1] > _TOGETHER_S:
@@ -181,7 +181,7 @@ def _time(answer: Answer, arrivals: list[_Arrival], ended: float) -> None:
     first = [a for a in arrivals if a.at - answer.bursts[0] <= _TOGETHER_S]
     answer.ttft_s, answer.last_s = first[-1].at, arrivals[-1].at
     if answer.finish_reason == "eos" and len(answer.output_ids) < answer.n_new:
-        # Of an end token without text and id only the end is seen.
+        # An end token without text and id is seen only by the end.
         answer.last_s = max(ended, answer.last_s)
     n_new = answer.n_new
     n_first = sum(a.n_ids for a in first) or first[-1].so_far

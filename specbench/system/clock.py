@@ -213,7 +213,7 @@ class TorchEvents:
         return event
 
     def record(self, event: Any) -> None:
-        """Put the event behind all work launched so far, without waiting."""
+        """Record the event after all work launched so far, without waiting."""
         event.record(self._cuda.current_stream(self._device))
 
     def elapsed_s(self, first: Any, second: Any) -> float:

@@ -54,7 +54,7 @@ class GitState(TypedDict, total=False):
 
 
 class Machine(TypedDict):
-    """Where a run takes place; stable within it."""
+    """The machine, packages and code of a run; constant within it."""
 
     hardware: Hardware
     versions: dict[str, str]

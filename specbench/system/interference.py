@@ -215,7 +215,7 @@ class Gpus:
     def _ask(self, name: str, handle: Any, *arguments: Any) -> Any:
         try:
             return getattr(self._nvml, f"nvmlDeviceGet{name}")(handle, *arguments)
-        except (self._nvml.NVMLError, AttributeError):  # nvidia-ml-py drops names now and then
+        except (self._nvml.NVMLError, AttributeError):  # nvidia-ml-py removes names now and then
             return None
 
 
@@ -251,7 +251,7 @@ def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
         reason = "this run computes on the CPU"
     else:
         reason = (
-            "NVML cannot be asked: it needs an NVIDIA driver and nvidia-ml-py "
+            "NVML is not available: it needs an NVIDIA driver and nvidia-ml-py "
             "(pip install -e '.[gpu]')"
         )
     raise ConfigurationError(

@@ -47,7 +47,7 @@ def composed(method: str) -> DictConfig:
 
 @cache
 def keys(method: str) -> list[str]:
-    """Every key of a run with the method, groups included."""
+    """List every key of a run with the method, groups included."""
     names = []
 
     def walk(node: DictConfig, prefix: str) -> None:
@@ -62,7 +62,7 @@ def keys(method: str) -> list[str]:
 
 
 def usable(cfg: DictConfig) -> bool:
-    """What a run does up to the first file: values, entries, key, and the drafters themselves."""
+    """Do what a run does before its first file: check values, entries and key, make drafters."""
     check_values(cfg)
     entries = dispatch.resolve_entries(cfg)
     run_key(cfg)

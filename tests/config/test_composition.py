@@ -33,7 +33,7 @@ GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
 
 @functools.cache
 def composed(*typed):
-    """A configuration that several tests read, and none changes."""
+    """Compose a configuration that several tests read, and none changes."""
     return compose(typed)
 
 
@@ -48,7 +48,7 @@ PARAMETERS = {
 
 
 def together():
-    """Commands that name an option of many groups each, so that every option is in one of them."""
+    """List commands that together name every option of every group."""
     groups = ["model", "dataset", "measure", "logger", "paths", "engine", "runner", "debug"]
     groups += ["server", "scale", "verifier"]
     options = {group: option_names(group) for group in groups}
@@ -233,7 +233,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
 
 
 def scopes(*typed):
-    """How long each label of a run keeps what it learnt."""
+    """Return the state scope of each label of a run."""
     return {e.label: e.method["state_scope"] for e in resolve_entries(composed(*typed))}
 
 
@@ -532,7 +532,7 @@ def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
 
 
 def check_instantiates(method: DictConfig) -> None:
-    """Knobs that a method refuses would end an experiment before it begins."""
+    """Instantiate a method: knobs that it refuses would end an experiment."""
     knobs = OmegaConf.to_container(method, resolve=True)
     taken = with_parts({k: v for k, v in knobs.items() if k != "label"})
     assert isinstance(hydra.utils.instantiate(taken, _convert_="all"), Drafter)

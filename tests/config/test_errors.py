@@ -1,4 +1,4 @@
-"""What cannot be composed or measured is refused by one sentence with the key and what to type."""
+"""Bad configurations are refused by one sentence with the key and what to type."""
 
 import functools
 

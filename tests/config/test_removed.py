@@ -1,4 +1,4 @@
-"""Names that went: each row of the table is answered with exit code 2 and what to type instead."""
+"""Removed names: each row of the table gives exit code 2 and what to type instead."""
 
 import importlib
 import re
@@ -25,7 +25,7 @@ def rows(kind):
 
 
 def answer_to(arguments, monkeypatch, capsys):
-    """The exit code of ``run.py`` and what it writes to stderr."""
+    """Return the exit code of ``run.py`` and its stderr."""
     monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a run sets it to 1; later tests start others
     return dispatch.run_application(run.answered), capsys.readouterr().err

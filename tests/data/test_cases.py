@@ -40,7 +40,7 @@ def question(i: int, category: str = "qa", turns: Any = None) -> dict[str, Any]:
 
 @functools.cache
 def dataset(name: str, *overrides: str) -> DictConfig:
-    """A node that no test changes; composing it is most of a test's time."""
+    """Compose a node that no test changes; that is most of a test's time."""
     return compose([f"dataset={name}", *overrides]).dataset
 
 
@@ -97,7 +97,7 @@ def test_malformed_line(tmp_path, line, reason):
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.txt", "mine.jsonl.gz", "mine.txt.gz"])
 def test_bare_prompts_have_the_number_of_their_line_and_no_byte_order_mark(tmp_path, name):
-    """Of files that were put together: each brings its own mark, and one may be a mark alone."""
+    """Concatenated files have a mark each, and one line may be a mark alone."""
     mark, questions = "\ufeff", ["why", "", "how", "", "a\ufeffb"]
     if "json" in name:
         questions = [text and json.dumps({"prompt": text}) for text in questions]

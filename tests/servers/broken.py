@@ -1,4 +1,4 @@
-"""Ways in which a server can be broken, each under a name: what it writes instead of an answer."""
+"""Ways in which a server can be broken, each under a name, with its output."""
 
 import gzip
 import itertools
@@ -43,7 +43,7 @@ def usage(**counts):
 
 
 def third(new):
-    """The third event is another one, or what a function makes of it."""
+    """Replace the third event, or change it by a function."""
     return lambda events: [
         (new(e) if callable(new) else new) if i == 3 else e for i, e in enumerate(events)
     ]
@@ -60,7 +60,7 @@ def of_reason(written):
 
 
 def of_text(text):
-    """Every event's text, where a function gives one for its place."""
+    """Set every event's text by a function of its index."""
 
     def change(events):
         for i, event in enumerate(events):
@@ -158,7 +158,7 @@ HTTP = {
     },
 }  # fmt: skip
 
-# What is contradictory among counters of drafts does not cost the answer.
+# Contradictory counters of drafts do not fail the answer.
 COUNTERS = {
     **{
         f"counters {value!r:.12}": Broken(
@@ -194,7 +194,7 @@ ECHOES = {
 }
 
 ALL = STREAMS | HTTP | COUNTERS | ECHOES
-# What a server says of itself, before anything is asked.
+# A server's descriptions of itself, before the first request.
 DESCRIPTIONS = {
     "endless models": endless(_CHUNKED, chunk(b"x" * 60_000)),
     "models in a redirect": response("302 Found", b"", b"Location: /v1/models"),

@@ -1,7 +1,7 @@
 """A server on a loopback port that answers as vLLM, SGLang and llama.cpp document it.
 
-What it answers is written down beforehand: words are tokens. Faults are taken off a list, one for
-each request, before answers go on.
+Its answers are fixed beforehand: words are tokens. Faults are taken from a list, one for each
+request, before answers continue.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ KEY = "a-key-that-nobody-may-see"
 
 @dataclass
 class Fake:
-    """What the server is and does.
+    """The fake server's state and behaviour.
 
     Attributes:
         engine: vllm, sglang, llamacpp or other.
@@ -71,7 +71,7 @@ class Fake:
         return self.idle + len(self.accepted)
 
     def tokens(self, question):
-        """As many as there are tokens, the same for the same question."""
+        """Make one word per token, the same for the same question."""
         seed = sum(map(ord, question))
         if self.text:
             return self.text.split()[: self.n_new]
@@ -118,7 +118,7 @@ class Fake:
         return "\n".join(["# TYPE made up counter", *lines]) if lines else ""
 
     def events(self, body):
-        """The JSON of the stream's events."""
+        """Yield the JSON of the stream's events."""
         tokens = self.tokens(body["messages"][-1]["content"])[: body.get("max_tokens")]
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": self.model}
         delta = {"role": "assistant", "content": ""}
@@ -306,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(fake=None, **how):
-    """The address of a server that is up inside."""
+    """Yield the address of a server that runs inside the block."""
     fake = fake or Fake(**how)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

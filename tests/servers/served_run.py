@@ -9,7 +9,7 @@ QUIET = "measure.disturbed={steal: null, others: null}"
 
 
 def run(path, *overrides):
-    """The exit code, the records and the summary of a run in this process."""
+    """Return the exit code, the records and the summary of a run in this process."""
     first = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0"]
     overrides = [*first, "measure.warmup=0", *overrides]
     overrides += ["measure.exclusive=false", QUIET, f"output_dir={path}"]

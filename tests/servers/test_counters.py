@@ -1,4 +1,4 @@
-"""What servers count, in our words: the table, the converter and the page that shows them."""
+"""Counters of servers, converted to ours: the table, the converter and their page."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ ROWS = {
 }
 TABLE = list(ROWS.values())
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
-# The page's example: what each server says of it.
+# The page's example, as each server counts it.
 N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
 COUNTERS = {
     "num_spec_steps": 3,

@@ -33,7 +33,7 @@ def run(path, *overrides):
 
 
 def servers():
-    """Processes of llama.cpp's server on this machine, by whom they were started."""
+    """List the processes of llama.cpp's server on this machine, with their parents."""
     processes = []
     for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
         if "specbench.servers.llamacpp_process" in (process.info["cmdline"] or []):

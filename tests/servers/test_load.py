@@ -1,4 +1,4 @@
-"""What a run says of a server under load, beside a plain reading of the same events."""
+"""A run's report of a server under load, compared with a plain reading of the same events."""
 
 import json
 
@@ -15,7 +15,7 @@ from tests.servers.served_run import run
 
 @pytest.fixture
 def heard(monkeypatch):
-    """The times at which text arrived, of every answer that the run asked for."""
+    """Record the times at which text arrived, for every request of the run."""
     answers, stream = [], Client.stream
 
     def noted(client, path, body):

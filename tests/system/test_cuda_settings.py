@@ -1,4 +1,4 @@
-"""What torch computes with on CUDA is set before anything is compared, and recorded."""
+"""Torch's settings on CUDA are set before anything is compared, and recorded."""
 
 import pytest
 import torch

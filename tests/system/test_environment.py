@@ -1,4 +1,4 @@
-"""What is recorded about the machine and the code, with faked tools and with real ones."""
+"""Records about the machine and the code, with faked tools and with real ones."""
 
 import os
 import subprocess

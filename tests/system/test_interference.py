@@ -1,4 +1,4 @@
-"""What the machine did while a turn ran: CPU time lost, GPU state and energy, real and faked."""
+"""Interference in a turn: CPU time lost, GPU state and energy, real and faked."""
 
 import os
 import sys
