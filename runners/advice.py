@@ -300,7 +300,7 @@ def show(advice: Advice, console: Console) -> None:
         caption = (
             f"{advice.model} on {advice.questions}: settings chosen by {advice.choosing} prompts, "
             f"both speedups on {advice.confirming} others. PREDICTED: recorded answers replayed, "
-            "passes priced by this machine's cost surface. Measured: live, interleaved with plain "
+            "pass times from this machine's cost surface. Measured: live, interleaved with plain "
             "decoding."
         )
         console.print(FittedTable(columns_of(rows), "", caption))
@@ -699,7 +699,7 @@ def give(request: Request) -> Advice:
     check_values(cfg)
     if cfg.generation.temperature:
         raise ConfigurationError(
-            "advise replays greedy answers: type generation=greedy, or leave generation out."
+            "advise replays greedy outputs: type generation=greedy, or leave generation out."
         )
     config = compose.to_config(cfg)
     loading.model_files_present(config)
@@ -724,7 +724,7 @@ def _recording(run: Path, cases: Sequence[Case]) -> Traces:
         raise ConfigurationError(
             f"the questions of run={run} are not those that its command names here: they have "
             "changed, or dataset.path and data_dir lie elsewhere. Type dataset.path=FILE or "
-            "data_dir=DIR, or record anew: prompts=FILE instead of run."
+            "data_dir=DIR, or record again: prompts=FILE instead of run."
         )
     return load_traces(run)
 

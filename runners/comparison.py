@@ -291,7 +291,7 @@ class CallerInput:
             entries, instances, cfg.compare = _entries(cfg, methods)
             if strict and len(entries) == 1:
                 raise ConfigurationError(
-                    f"methods must hold another one than {BASELINE}. Type methods=['pld']."
+                    f"methods must name a method other than {BASELINE}. Type methods=['pld']."
                 )
             check_values(cfg)
             identity = run_identity(cfg)
@@ -358,7 +358,7 @@ def read_input(
         if text.partition("=")[0].lstrip("+~") in _ARGUMENTS:
             raise ConfigurationError(
                 f"overrides: {text!r} is for the command line. Leave it out: an argument of the "
-                "call says it, or the model itself."
+                "call sets it, or the model itself."
             )
     typed = [f"method={BASELINE}", "dataset=jsonl", "runner=offline", *arguments, *overrides]
     cfg = _with_model(typed, model, name)

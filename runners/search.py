@@ -8,8 +8,8 @@ Halving tries all settings on a few cases, the better half on twice as many, and
 Talwalkar 2016, arXiv 1502.07943). Every method gets the same number of settings, cases and rounds,
 so that no method gains from a longer search.
 
-Settings are measured by replays of recorded answers, whose passes a cost surface prices, or by live
-runs, interleaved with plain decoding.
+Settings are measured by replays of recorded outputs, with pass times from a cost surface, or by
+live runs, interleaved with plain decoding.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def show_added(path: Path) -> None:
     folders = [later for later in sorted((path / _FOLDER).glob("*")) if folder.is_complete(later)]
     if not folders:
         return
-    sys.stdout.write(f"\nwith what was added later, each over its own {BASELINE}:\n")
+    sys.stdout.write(f"\nwith the methods added later, each over its own {BASELINE}:\n")
     sys.stdout.flush()
     sweep.run_analysis("tables", path, *folders)
     for later in folders:

@@ -389,6 +389,6 @@ class BlockRunner:
             at = first_difference(record.prompt_ids, plain.prompt_ids)
             raise CaseFailed(
                 "prompts_differ",
-                f"{record.label} was prompted otherwise than {plain.label} (from token {at} on), "
+                f"{record.label} had another prompt than {plain.label} (from token {at} on), "
                 "so the two cannot be compared",
             )

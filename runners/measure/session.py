@@ -480,8 +480,8 @@ def make_session(
     config, budget = job.config, job.config.batch.budget
     if budget != PER_SEQUENCE and not any(run.drafter.needs.verify_cost for run in runs):
         raise ConfigurationError(
-            f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
-            "method of this run goes by that. Type method=adaptive method.policy=marginal "
+            f"batch.budget={budget} weighs all sequences' drafts by verification cost, and no "
+            "method of this run does that. Type method=adaptive method.policy=marginal "
             "method.surface=COST/surface.json, or batch.budget=per_sequence."
         )
     # All of it before the weights: a large target takes minutes to load.
@@ -529,8 +529,8 @@ def _check_batch(run: MethodRun, size: int) -> None:
     if drafter.needs.overlap:
         raise NeedsNotMet(
             f"method={entry.name} drafts while the target reads its last draft, and with "
-            f"batch.size={size} that pass is its neighbours', too: one device would have to run "
-            f"{size} drafters beside it at once. {remedy}"
+            f"batch.size={size} that pass serves all sequences: one device would have to run "
+            f"{size} drafters during it. {remedy}"
         )
     if drafter.state_scope == "run":
         raise NeedsNotMet(

@@ -94,7 +94,7 @@ def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
     differing = "\n".join(config_diff(theirs, identity))
     raise OutputRefused(
         f"{path} belongs to a run with another configuration. Differing keys:\n{differing}\n"
-        "Give another output_dir, or fresh=true to measure into a new folder beside it."
+        "Give another output_dir, or fresh=true to measure into a new folder next to it."
     )
 
 

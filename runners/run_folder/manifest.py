@@ -101,7 +101,7 @@ def _forced(then: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> boo
     if differing and not force:
         raise OutputRefused(
             f"this run was begun under other conditions:\n{differing}\nGo on under those, or "
-            "measure anew with fresh=true, or type resume=force, which marks the records."
+            "measure again with fresh=true, or type resume=force, which marks the records."
         )
     if differing:
         log.warning("resume=force: going on although these differ:\n%s", differing)
@@ -135,8 +135,8 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
     differing = "\n".join(config_diff(_subject(old.model or model), _subject(model)))
     if differing:
         raise OutputRefused(
-            f"the files behind this run have changed since it was begun:\n{differing}\n"
-            "Measure anew with fresh=true."
+            f"the files of this run's model have changed since it was begun:\n{differing}\n"
+            "Measure again with fresh=true."
         )
 
 
@@ -155,7 +155,7 @@ def check_prompts(job: Job, done: Iterable[CaseRecord], prompts: Sequence[IntArr
             raise OutputRefused(
                 f"the prompt of case {record.case_id} is not what it was when {job.folder} was "
                 "begun: the chat template reads something that changes, such as the date. Fix "
-                "that by model.template_kwargs, and measure anew with fresh=true."
+                "that by model.template_kwargs, and measure again with fresh=true."
             )
 
 

@@ -30,7 +30,7 @@ GRID = {
 
 @pytest.fixture(scope="module")
 def quick():
-    """Runs in this process, a small grid; garbage is left to the tests."""
+    """Run in this process, on a small grid, with garbage collection left on."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
@@ -41,7 +41,7 @@ def quick():
 
 @pytest.fixture(scope="module")
 def arguments(small, tmp_path_factory):
-    """What is typed behind ``advise``."""
+    """Return the arguments of ``advise``."""
     file = tmp_path_factory.mktemp("prompts") / "mine.txt"
     file.write_text("\n".join(PROMPTS) + "\n")
     shared = [word for word in small if not word.startswith(("method", "dataset"))]

@@ -41,7 +41,7 @@ def typed(small):
 
 @pytest.fixture(scope="module")
 def finished(overrides, tmp_path_factory):
-    """A finished run, whose side files were filled by hand where a quiet run has nothing to say."""
+    """Make a finished run; its side files are filled by hand where a quiet run leaves none."""
     out = tmp_path_factory.mktemp("damage") / "run"
     assert run_here([*overrides, f"output_dir={out}"]) == 0
     steps = read_steps(out / records.STEPS)
@@ -66,7 +66,7 @@ def run(finished, tmp_path):
 
 @pytest.fixture(scope="module")
 def job(overrides, finished, tmp_path_factory):
-    """What a start of that run hands to its child."""
+    """Return the job that a start of that run hands to its child."""
     handed = []
     empty = tmp_path_factory.mktemp("job")
     run_here([*overrides, f"output_dir={empty}"], launch=lambda work, job: handed.append(job) or 0)

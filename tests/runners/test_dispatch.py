@@ -429,7 +429,7 @@ def test_methods_are_added_to_a_run_that_is_named_by_its_folder_alone(small, tmp
 
 
 def _with_template(checkpoint, folder, template):
-    """A copy of the checkpoint whose tokenizer has another chat template."""
+    """Copy the checkpoint and give its tokenizer another chat template."""
     shutil.copytree(checkpoint, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template

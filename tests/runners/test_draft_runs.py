@@ -29,7 +29,7 @@ LABELS = ("sps", *BESIDE_SPS, "warm")
 
 @pytest.fixture
 def execute(small, checkpoint, tmp_path):
-    """The tiny model drafts for itself; returns exit code, records and manifest."""
+    """Let the tiny model draft for itself; return exit code, records and manifest."""
 
     def run(*overrides, name="run"):
         extra = [

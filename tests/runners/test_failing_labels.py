@@ -31,7 +31,7 @@ def typed(small, tmp_path):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes a method raise on the prompts whose places among all it meets are given."""
+    """Make a method raise on the prompts with the given indices among all that it meets."""
 
     def make(method, places=range(1000)):
         begin, met = method.begin, {}
@@ -48,7 +48,7 @@ def failing(monkeypatch):
 
 
 def read_results(folder):
-    """The records by label, the rows over the whole run, and what was left out, in notes."""
+    """Return the records by label, the rows over the whole run, and notes of left-out labels."""
     turns, _ = records.read_records(folder)
     summary = jsonl.read_json(folder / records.SUMMARY)
     rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}

@@ -131,7 +131,7 @@ def test_a_block_measured_again_starts_from_the_state_before_it(tmp_path, tokens
 
 @pytest.fixture
 def run_noisy(small, tmp_path, monkeypatch):
-    """A run whose turns see, one after the other, the given shares of stolen time."""
+    """Make a run whose turns see, one after the other, the given shares of stolen time."""
 
     def run(steals, *overrides):
         stolen = iter([0, *steals])  # the first: while the model is loaded

@@ -92,7 +92,7 @@ def in_forked_child(work, job):
 
 
 def start(folder, overrides, fatal=None):
-    """The parent of a run in a process of its own; ``fatal``: (writes, within, victims)."""
+    """Start the parent of a run as a process; ``fatal``: (writes, within, victims)."""
 
     def launch(work, job):
         return in_forked_child(work if fatal is None else Sabotaged(work, folder, fatal), job)

@@ -20,7 +20,7 @@ _NO_EMPTY_ANSWER = (
 
 @pytest.fixture
 def model(checkpoint, tmp_path):
-    """A copy of the tiny checkpoint, to be changed."""
+    """Copy the tiny checkpoint, to be changed."""
     return shutil.copytree(checkpoint, tmp_path / "model")
 
 

@@ -11,7 +11,7 @@ from tests.small_run import run_here
 
 
 def finished(cfg):
-    """The jobs that were missing, each of which leaves a finished folder, and the final keys."""
+    """Finish the folders of the missing jobs; return these jobs and the final keys."""
     missing, keys = [], {}
     for key, job, path in jobs(cfg):
         keys[key] = path

@@ -38,7 +38,7 @@ LABELS += ("random_drafts", "oracle", "union")
 
 @pytest.fixture(scope="module")
 def live(small, tmp_path_factory):
-    """The live run of the tiny model, every label and two repeats."""
+    """Run the tiny model live, with every label and two repeats."""
     out = tmp_path_factory.mktemp("live") / "run"
     assert run_here([*small, COMPARE, "repeats=2", f"output_dir={out}"]) == 0
     return out
@@ -317,7 +317,7 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
 
 @pytest.fixture
 def foreign(live, tmp_path):
-    """A copy of the live run in whose recorded configuration a test changes one group."""
+    """Copy the live run; a test changes one group of its recorded configuration."""
     folder = shutil.copytree(live, tmp_path / "foreign")
 
     def changed(group, **values):

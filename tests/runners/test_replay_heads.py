@@ -41,7 +41,7 @@ COMPARE = "compare=[{}]".format(
 
 @pytest.fixture(scope="module")
 def with_heads(small, checkpoint, tmp_path_factory):
-    """What is typed for a run of the tiny model with a random head of each kind."""
+    """Return the overrides of a run of the tiny model with a random head of each kind."""
     config = json.loads((checkpoint / "config.json").read_text())
     folders = tiny_heads.save_each(
         tmp_path_factory.mktemp("heads"),
@@ -53,7 +53,7 @@ def with_heads(small, checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def live(with_heads, tmp_path_factory):
-    """The live run, every head, hidden states recorded along plain decoding."""
+    """Run every head live, with hidden states recorded along plain decoding."""
     out = tmp_path_factory.mktemp("live") / "run"
     overrides = ["record=states", f"record_layers={LAYERS}", "dataset.limit=3"]
     overrides += ["generation.max_new_tokens=32"]

@@ -56,7 +56,7 @@ def test_settings_are_written_as_they_are_typed():
 
 
 def priced(speed):
-    """A measure in which a setting takes a second over its speed; plain decoding takes one."""
+    """Make a measure: a setting takes a second over its speed, plain decoding takes one."""
 
     def measure(candidates, cases):
         for candidate in candidates:

@@ -122,7 +122,7 @@ def test_what_asking_again_does_not_help_fails_the_case_alone(tmp_path, faults, 
 
 
 def saying(old, new, after=0):
-    """A change of the numbers in a stream, from an answer on."""
+    """Change the numbers in a stream, from an answer on."""
     seen = []
 
     def change(line):

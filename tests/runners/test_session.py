@@ -99,7 +99,7 @@ def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monk
 
 @pytest.fixture
 def on_graphs(monkeypatch):
-    """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
+    """Pretend a GPU for the choice of an engine; passes run uncaptured on the CPU."""
     monkeypatch.setattr(session, "no_graphs", lambda model: None)
     monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
@@ -121,7 +121,7 @@ def run(small, folder, *extra):
 
 @pytest.fixture
 def without_cache(monkeypatch):
-    """A machine whose caches hold not even a tiny model."""
+    """Pretend a machine whose caches are smaller than a tiny model."""
     monkeypatch.setattr(environment, "cache_bytes", lambda: None)
 
 

@@ -67,7 +67,7 @@ class Saboteur:
         return self._drafter(runner, "observe", fail)
 
     def nan(self, runner):
-        """The target's last norm gives NaN, hence the logits of every label do."""
+        """Make the target's last norm NaN, and so the logits of every label."""
         weight = runner.source._session._model.model.model.norm.weight.data
         good = weight.clone()
         weight.fill_(float("nan"))
@@ -75,7 +75,7 @@ class Saboteur:
 
 
 def measure(overrides, faults, memory):
-    """The measuring process: a run in this process, sabotaged."""
+    """Measure as the child process does, in this process, sabotaged."""
     torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, memory), blocks.BlockRunner.run
     blocks.BlockRunner.run = lambda runner, batch, *more: saboteur.run(

@@ -15,7 +15,7 @@ from specbench.results import records
 
 @pytest.fixture
 def commands(monkeypatch):
-    """The commands that were to summarize jobs."""
+    """Collect the commands that would summarize jobs."""
     calls = []
 
     def run(command, **_):
@@ -28,7 +28,7 @@ def commands(monkeypatch):
 
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
-    """Ends a sweep: gives its outcomes, by job number, as launchers' processes leave them."""
+    """End a sweep: return its outcomes by job number, as launchers' processes leave them."""
     node = {"sweep": {"dir": str(tmp_path), "subdir": ".ended"}, "mode": RunMode.MULTIRUN}
     (tmp_path / ".ended").mkdir()
     (tmp_path / "theirs").mkdir()
