@@ -1,8 +1,8 @@
-"""Playing a drafter against a known output, without a model: what the engine does, minus the pass.
+"""Play a drafter against a given output: what the engine does, without the model's pass.
 
 A turn's output is fixed in advance. A step accepts the longest path of the draft that the output
 continues with, commits it with the next token, and shows the drafter the outcome. Methods that
-need more of the target than its tokens (`needs_a_target`) are played elsewhere, with a tiny model.
+need more of the target than its tokens (`needs_a_target`) are tested with a tiny model instead.
 """
 
 import functools
@@ -40,7 +40,7 @@ from tests.models.heads import tiny_heads
 
 VOCABULARY = 60
 EOS = 2
-# Smaller than the paper's, where those are slow and of no use with so small a vocabulary.
+# Smaller than the paper's, which are slow and useless with so small a vocabulary.
 TOY_SIZES: dict[str, dict[str, object]] = {
     "card": {"k": 12, "r": 3},
     "medusa": {"levels": [3, 2]},
@@ -60,18 +60,18 @@ TOY_SIZES: dict[str, dict[str, object]] = {
 
 
 def method_names() -> list[str]:
-    """Every method, by its yaml."""
+    """List all methods by their yaml files."""
     return option_names("method")
 
 
 def compose_method(name: str, *overrides: str) -> dict:
-    """The method's part of the composed configuration, as the runner hands it to the class."""
+    """Compose the method's configuration as the runner hands it to the class."""
     return dict(_composed(name, overrides))
 
 
 @functools.cache
 def _composed(name: str, overrides: tuple[str, ...]) -> dict:
-    # Without the pair file: it holds what suits one model, not the method's own defaults.
+    # Without the pair file: it holds settings for one model, not the method's defaults.
     cfg = compose([f"method={name}", "pair=none", *overrides])
     check_method(cfg.method)
     knobs = OmegaConf.to_container(cfg.method, resolve=True)
@@ -80,15 +80,15 @@ def _composed(name: str, overrides: tuple[str, ...]) -> dict:
 
 
 def instantiate(name: str, **knobs: object) -> Drafter:
-    """The drafter with its yaml's knobs, and these instead of some."""
+    """Build the drafter with its yaml's knobs, overridden by ``knobs``."""
     node = with_parts({**compose_method(name), **TOY_SIZES.get(name, {}), **knobs})
     if "rebuild" in node:
-        node["rebuild"] = "sync"  # when a background thread gets its turn is not the method's
+        node["rebuild"] = "sync"  # background threads would make drafts depend on timing
     return hydra.utils.instantiate(node, _convert_="all")
 
 
 def methods_that_need(need: str) -> list[str]:
-    """Names of the methods whose ``needs`` has ``what`` set; those made of others are left out."""
+    """List the methods whose ``needs`` has ``need`` set, except those made of other methods."""
     nodes = {name: compose_method(name) for name in option_names("method")}
     alone = {name: node for name, node in nodes.items() if not {*PART_KNOBS} & node.keys()}
     return [
@@ -99,24 +99,24 @@ def methods_that_need(need: str) -> list[str]:
 
 
 def named_in_readme() -> set[str]:
-    """The methods of README's table: one of your own is in no list of ours."""
+    """List the methods of README's table, which a user's own method is not in."""
     table = (PROJECT / "README.md").read_text(encoding="utf-8").partition("\n## Methods")[2]
     names = re.findall(r"`(\w+)`", table.partition("\n## ")[0])
     return {*option_names("method")} & {*names}
 
 
 def with_draft_model() -> dict[str, Callable[[], Drafter]]:
-    """Makers of the methods whose drafts come from a second model, by name; none is made yet."""
+    """Map the methods that draft with a second model to functions that build them."""
     return {name: functools.partial(instantiate, name) for name in methods_that_need("draft_model")}
 
 
 def needs_a_target(needs: Needs) -> bool:
-    """Whether committed tokens (and the reference output) are not enough."""
+    """Return whether the method needs more than committed tokens and the reference output."""
     return bool(needs.logits or needs.prompt_logits)
 
 
 class WordTokenizer:
-    """One id below `VOCABULARY` per word; what builders of artifacts are given here."""
+    """Gives each word an id below `VOCABULARY`; used by builders of artifacts."""
 
     def __len__(self) -> int:
         return VOCABULARY
@@ -134,9 +134,9 @@ def toy_context(
     sampling: Sampling = GREEDY,
     architecture: str = "llama",
 ) -> DraftContext:
-    """A context whose artifacts are built by their own builders, from a few made-up paragraphs.
+    """Make a context whose artifacts are built by their builders from a few random paragraphs.
 
-    ``of``: the target's architecture. A ``cache_dir`` is for one of them.
+    ``architecture`` is the target's; use a separate ``cache_dir`` for each.
     """
     word_ids = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in word_ids]
@@ -163,7 +163,7 @@ def toy_context(
         files,
         seed,
         sampling,
-        # Others that look at the target (its fingerprint) are not set up with one here.
+        # Methods that check the target's fingerprint are set up without a target here.
         target=tiny_heads.Ghost(VOCABULARY) if reads else None,
         draft_model=draft,
         heads=heads,
@@ -172,7 +172,7 @@ def toy_context(
 
 @dataclass
 class Trace:
-    """What happened in one turn."""
+    """Drafts and accepted counts of one turn."""
 
     trees: list[DraftTree] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -188,7 +188,7 @@ class Trace:
 
 
 def accepted_path(tree: DraftTree, continuation: IntArray) -> IntArray:
-    """Nodes of the longest path that ``continuation`` begins with; the first one of equals."""
+    """Return the longest path that ``continuation`` begins with; the first of equals wins."""
     depth = np.zeros(len(tree), dtype=np.int64)
     matches = np.zeros(len(tree), dtype=np.bool_)
     best = -1
@@ -209,7 +209,7 @@ def accepted_path(tree: DraftTree, continuation: IntArray) -> IntArray:
 
 
 def check_tree(tree: DraftTree, needs: Needs) -> None:
-    """What the engine relies on."""
+    """Check the invariants of a tree that the engine relies on."""
     tokens, parents = np.asarray(tree.tokens), tree.parents
     assert tokens.dtype == parents.dtype == np.int64
     assert tokens.shape == parents.shape == (len(tree),)
@@ -235,11 +235,11 @@ def play(
     *,
     times: int = 1,
 ) -> Trace:
-    """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither.
+    """Play one turn, from ``begin`` to ``end``; check that no draft or token changes later.
 
     Args:
-        seen: the text of the dialogue's earlier turns, with which the prompt begins.
-        times: proposals of a step, all from the same random numbers; the last one counts.
+        seen: the dialogue's earlier turns, which the prompt begins with.
+        times: proposals per step, all from the same random numbers; the last one counts.
     """
     trace = Trace()
     text = [*prompt.tolist(), *output.tolist()]
@@ -287,7 +287,7 @@ def play(
 
 @contextmanager
 def same_random_numbers(drafter: Drafter) -> Iterator[None]:
-    """What its generators draw within it, they draw again behind it."""
+    """Restore the drafter's random generators afterwards, so that they repeat their draws."""
     holders = [drafter, *getattr(drafter, "parts", ())]
     values = [value for holder in holders for value in vars(holder).values()]
     generators = [value for value in values if isinstance(value, np.random.Generator)]
@@ -298,22 +298,22 @@ def same_random_numbers(drafter: Drafter) -> Iterator[None]:
 
 
 def show_prompt(drafter: Drafter, prompt: IntArray) -> None:
-    """The hidden states of the prompt, where a drafter asks for some."""
+    """Give the drafter the prompt's hidden states if it needs them."""
     if layers := drafter.needs.hidden_layers:
         drafter.observe_prompt_hidden(prompt, tiny_heads.states_of(prompt, layers))
 
 
 def states_of_committed(drafter: Drafter, state: DecodeState, count: int) -> Mapping | None:
-    """Those of the former root and of the tokens just committed, but the last one."""
+    """Return hidden states of the former root and the tokens just committed, except the last."""
     layers = drafter.needs.hidden_layers
     tokens = state.tokens[state.length - count - 1 : state.length - 1]
     return tiny_heads.states_of(tokens, layers) if layers else None
 
 
 def toy_text(seed: int, length: int, n_words: int = VOCABULARY) -> IntArray:
-    """Tokens with the repetitions of a text: copies of earlier stretches between new words.
+    """Make tokens that repeat like a text: copies of earlier stretches between new words.
 
-    Few ``words`` make contexts of several tokens come again with other continuations.
+    With few words, contexts of several tokens recur with other continuations.
     """
     random = np.random.default_rng(seed)
     text = random.integers(3, n_words, 12).tolist()
@@ -329,6 +329,6 @@ def toy_text(seed: int, length: int, n_words: int = VOCABULARY) -> IntArray:
 def toy_turn(
     seed: int, n_prompt: int = 40, n_new: int = 60, n_words: int = VOCABULARY
 ) -> tuple[IntArray, IntArray]:
-    """Prompt and output of one made-up turn."""
+    """Make prompt and output of one random turn."""
     text = toy_text(seed, n_prompt + n_new, n_words)
     return text[:n_prompt], text[n_prompt:]

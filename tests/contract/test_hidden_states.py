@@ -1,4 +1,4 @@
-"""What a drafter that reads the target's hidden states is promised, by a toy head that does."""
+"""Guarantees for drafters that read the target's hidden states, tested with a toy head."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,9 +28,9 @@ PROMPT = np.array([5, 9, 5, 9, 7, 5, 9])
 
 @dataclass(kw_only=True, eq=False)
 class ToyHead(Drafter):
-    """Drafts what the LM head says of the last state plus the embedding of the root.
+    """Drafts the LM head's best ids for the last state plus the root's embedding.
 
-    It keeps every state it is given, as a head with its own cache does.
+    It stores every state that it gets, as a head with a cache does.
     """
 
     name: str = "toy_head"
@@ -58,7 +58,7 @@ class ToyHead(Drafter):
             self.inner.begin(state)
 
     def propose(self, state):
-        # All that is committed but the root, which the next pass reads.
+        # All committed tokens but the root, which the next pass reads.
         n_states = sum(map(len, self.states[AFTER_FINAL_NORM]))
         assert n_states == state.length - 1
         if self.inner is not None:
@@ -75,7 +75,7 @@ class ToyHead(Drafter):
         rows = np.concatenate(([-1], outcome.path))[: len(outcome.committed)] + 1
         for i, of_tree in outcome.tree_hidden.items():
             assert len(of_tree) == len(outcome.tree) + 1
-            # In a union its own tree may lack what another part had accepted.
+            # In a union the head's tree may lack the tokens accepted from another part.
             if len(rows) == len(outcome.committed):
                 self.of_trees.append((of_tree[rows].clone(), outcome.hidden[i]))
 
@@ -90,7 +90,7 @@ def ready(target, drafter):
 
 
 def check_states(target, head, text):
-    """The states it was given are those of the text's tokens, but for the last one."""
+    """Check that the head got the states of all the text's tokens but the last."""
     expected = plain(target, text[:-1])[1]
     for i, rows in head.read().items():
         torch.testing.assert_close(rows, expected[i], atol=1e-9, rtol=0)
@@ -148,7 +148,7 @@ def test_a_head_changes_no_output(architecture, targets):
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_within_other_drafters_it_reads_all_that_is_committed(kind, targets):
-    """Also the tokens that another part drafted, which its own tree does not have."""
+    """This includes tokens that another part drafted, which the head's tree lacks."""
     target = targets(kind, "llama")
     truth = sequential(target, PROMPT, NEW_TOKENS)
 
@@ -193,7 +193,7 @@ def test_overlap_in_a_thread_gives_the_same_states(targets):
 
 
 def test_a_drafter_that_asks_for_none_is_given_none(targets):
-    """A neighbor of one that does, too."""
+    """Even next to a drafter that asks for some."""
     target = targets("padded", "llama")
     seen = []
 

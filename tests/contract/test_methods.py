@@ -1,4 +1,4 @@
-"""What every method promises, whoever wrote it: one test each, over all of conf/method/."""
+"""Contract of all methods: one test per guarantee, run over all of conf/method/."""
 
 import dataclasses
 import re
@@ -31,7 +31,7 @@ def name(request):
 
 @pytest.fixture
 def make(name, tmp_path_factory, monkeypatch):
-    """Makes drafters of the method that are set up, on toy artifacts."""
+    """Return a function that builds the method's drafter, set up with toy artifacts."""
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
 
     def make_drafter(**knobs):
@@ -55,7 +55,7 @@ def test_yaml_and_class_agree(name):
     # The yaml shows every knob, with the class's own defaults.
     knobs = {key: value for key, value in config.items() if key != "_target_"}
     defaults = type(drafter)()
-    # A yaml may say that its method keeps what it learnt for the whole run.
+    # A yaml may set another scope, for a method that learns over the whole run.
     assert knobs.pop("state_scope") in STATE_SCOPES
     assert {"state_scope", *knobs} == {f.name for f in dataclasses.fields(defaults) if f.init}
     assert {key: getattr(defaults, key) for key in knobs} == knobs
@@ -90,14 +90,14 @@ def test_an_unknown_knob_is_refused(name):
 
 
 def test_an_unknown_state_scope_is_refused(name):
-    refusals = (hydra.errors.InstantiationException, ConfigurationError)  # by a union's part, early
+    refusals = (hydra.errors.InstantiationException, ConfigurationError)  # the latter: of parts
     with pytest.raises(refusals, match="forever"):
         driver.instantiate(name, state_scope="forever")
 
 
 def test_trees_are_valid_whatever_the_text(make):
     drafter = make()
-    passes = drafter.needs.draft_model or drafter.needs.heads  # of a model, which take longer
+    passes = drafter.needs.draft_model or drafter.needs.heads  # model passes take longer
     for seed in range(1 if passes else 3):
         for n_prompt, n_new in (
             ((1, 5), (2, 30), (120, 20)) if passes else ((1, 5), (40, 60), (300, 20))
@@ -109,7 +109,7 @@ def test_trees_are_valid_whatever_the_text(make):
 
 
 def steps_of(drafter, logits, prompt):
-    """The drafts of a case's steps, and what each committed."""
+    """Return the drafts of a case's steps and the number of tokens that each committed."""
     drafts, propose = [], drafter.propose
 
     def watched(state):
@@ -129,13 +129,13 @@ def steps_of(drafter, logits, prompt):
     return drafts, committed
 
 
-def kept_for_the_run(name):
-    """Whether the method's yaml says that it, or its paper, learns from case to case."""
+def learns_across_cases(name):
+    """Return whether the method or its paper learns across cases, by its yaml."""
     text = (CONF_DIR / "method" / f"{name}.yaml").read_text(encoding="utf-8")
     return re.search(r"^(state|paper)_scope: run\b", text, re.MULTILINE) is not None
 
 
-LEARN = [*filter(kept_for_the_run, METHODS)]
+LEARN = [*filter(learns_across_cases, METHODS)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ LEARN = [*filter(kept_for_the_run, METHODS)]
 def test_steps_after_another_case_are_those_after_none_unless_kept_for_the_run(
     method, scope, tmp_path_factory, monkeypatch
 ):
-    """So a reset forgets, and one seed gives one trace, whichever object drafts."""
+    """So a reset forgets, and a seed determines the trace."""
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     logits = table(0, driver.VOCABULARY, 4.0)  # so peaked that texts repeat themselves
     case, foreign = driver.toy_text(5, 30), driver.toy_text(1, 30)
@@ -156,7 +156,7 @@ def test_steps_after_another_case_are_those_after_none_unless_kept_for_the_run(
         last_steps.append([steps_of(drafter, logits, text) for text in (*before, case)][-1])
     if scope == "prompt":
         assert last_steps[0] == last_steps[1]
-    elif method in driver.named_in_readme():  # what another method learned need not show here
+    elif method in driver.named_in_readme():  # other methods' learning need not show here
         assert last_steps[0] != last_steps[1]
 
 
@@ -175,7 +175,7 @@ def test_observing_an_empty_outcome_is_harmless(make):
 
 
 def feed(drafter, turn, accepted):
-    """The turn, whose steps committed ``accepted`` tokens, without a draft."""
+    """Feed a turn whose steps committed ``accepted`` tokens, without drafting."""
     state = DecodeState(turn[0], len(turn[1]))
     state.commit(turn[1][:1])
     drafter.begin(state)
@@ -189,7 +189,7 @@ def feed(drafter, turn, accepted):
 
 
 def learns_while_it_drafts(make):
-    """Whether what it drafts next depends on drafts, and not on the text alone."""
+    """Return whether its next drafts depend on earlier drafts, not on the text only."""
     for seed in range(4):
         for n_words in (driver.VOCABULARY, 6):
             turn, following = (driver.toy_turn(seed + k, n_words=n_words) for k in (0, 1))
@@ -221,9 +221,7 @@ def test_a_second_draft_is_the_first_one(name, make):
 
 
 def counts_twice(make):
-    """Whether a second turn drafts otherwise than if its whole prompt, the first turn in it, were
-    new: the first turn was read again, or what it taught was lost.
-    """
+    """Return whether a second turn drafts otherwise than with a new prompt of the same text."""
     for seed in range(4):
         for n_words in (driver.VOCABULARY, 6):  # of few words, contexts of some tokens come again
             (prompt, output), (question, answer) = (
@@ -242,12 +240,12 @@ def test_a_method_of_tokens_alone_counts_a_dialogues_earlier_turns_once(name, ma
     if not make().needs.tokens_only:
         pytest.skip("it learns from more than the text")
     if name in LEARN:
-        pytest.skip("beside the text it has a store, which a finished turn goes into")
+        pytest.skip("finished turns enter a store besides the text")
     assert not counts_twice(lambda: make(state_scope="prompt"))
 
 
 def copies_a_repeating_text(drafter):
-    """Whether a draft of several tokens is right as a whole where a text repeats itself."""
+    """Return whether some draft of several tokens is fully accepted in a repeating text."""
     text = np.tile(np.array([5, 9, 23, 40, 17, 33, 51, 44]), 15)
     trace = driver.play(drafter, text[:60], text[60:])
     drafted = zip(trace.trees, trace.accepted, strict=True)
@@ -255,7 +253,7 @@ def copies_a_repeating_text(drafter):
 
 
 def test_a_method_of_tokens_alone_that_copies_no_repetition_is_named(name, make):
-    """A note and no failure: a method may look elsewhere. Wrong parents show here."""
+    """Warn only, because a method may draft from other sources. Wrong parents show here."""
     drafter = make()
     drafts_elsewhere = drafter.needs.artifacts or drafter.needs.draft_model or name in LEARN
     if not drafter.needs.tokens_only or drafts_elsewhere:
@@ -365,7 +363,7 @@ def test_random_drafts_have_the_shape_asked_for(shape, parents, monkeypatch, tmp
 
 
 def test_every_method_that_drafts_has_a_space_of_settings_that_can_be_built(name):
-    """A later method is searched by its yaml alone; the two for calibration are never advised."""
+    """A new method is searched by its yaml only; the two for calibration are never advised."""
     if name in ("ar", "oracle", "random_drafts"):
         assert name not in load_spaces()
         return

@@ -1,8 +1,8 @@
-"""Lookahead decoding with lists: what Lookahead's and Ouroboros's tests compare with."""
+"""Lookahead decoding with plain lists, the reference for Lookahead's and Ouroboros's tests."""
 
 
 class PlainLookahead:
-    """A window and a pool of n-grams beside a text, for a model that is a function ``rule(text)``.
+    """A window and a pool of n-grams for a text, with a function ``rule(text)`` as the model.
 
     ``pool`` maps a token to the tuples seen after it, the newest last; it may be shared.
     """
@@ -24,7 +24,7 @@ class PlainLookahead:
         return len(self.levels) == self.n_gram - 1
 
     def new_tokens(self, text):
-        """What one pass commits after ``text``."""
+        """Return the tokens that one pass commits after ``text``."""
         best = [self.rule(text)]
         for gram in self.pool.get(text[-1], []) if self.filled else []:
             choices = [self.rule(text + list(gram[:i])) for i in range(self.n_gram)]
@@ -39,7 +39,7 @@ class PlainLookahead:
         return best
 
     def move(self, text):
-        """What that pass does to window and pool; ``text`` is the one before it."""
+        """Update window and pool after a pass; ``text`` is the text before it."""
         full = [text[-1], *self.levels[0]]  # level 0 with the root as column 0
         columns = range(len(full)) if len(self.levels) == 1 else range(len(self.levels[1]))
         diagonals = [[level[column] for level in self.levels[1:]] for column in columns]

@@ -1,7 +1,7 @@
-"""The trees of the head methods once more: from the keys of the heads' files, node by node.
+"""Trees of the head methods restated: from the keys of the heads' files, node by node.
 
 A tree is a list of paths of ids. Guesses come from ``tests.models.heads.plain_heads``, which
-computes each branch anew from all committed rows.
+recomputes each branch from all committed rows.
 """
 
 import functools
@@ -13,14 +13,14 @@ from tests.models.heads.tiny_heads import LAYER
 
 
 def ranked(logits, ids=None):
-    """``(id, log-probability)``, the likeliest first; ``ids``: what the logits are of."""
+    """Return ``(id, log-probability)``, the likeliest first; ``ids`` names the logits' ids."""
     gained = torch.log_softmax(logits, -1).tolist()
     order = sorted(range(len(gained)), key=lambda i: -gained[i])
     return [(i if ids is None else int(ids[i]), gained[i]) for i in order]
 
 
 def static_tree(guess, rank_paths):
-    """``guess(path)`` gives `ranked` children below a path of ids."""
+    """Fill ``rank_paths``; ``guess(path)`` returns the `ranked` children of a path of ids."""
     ids_of, guess = {(): ()}, functools.cache(guess)
     for ranks in rank_paths:
         above = ids_of[ranks[:-1]]
@@ -29,7 +29,7 @@ def static_tree(guess, rank_paths):
 
 
 def dynamic_tree(guess, total, depth, top_k):
-    """EAGLE-2's, the best node first."""
+    """Grow EAGLE-2's tree, the best node first."""
     nodes = [((i,), gained) for i, gained in guess(())[:top_k]]
     layer = list(nodes)
     for _ in range(depth):

@@ -35,7 +35,7 @@ BUSH = np.array([-1, -1, 0, 0, 1, 2])
 
 @dataclass(kw_only=True, eq=False)
 class FixedTree(Drafter):
-    """Drafts one tree of token 1 again and again, with these survival probabilities."""
+    """Drafts one tree of token 1 again and again, with these path probabilities."""
 
     name: str = "fixed_tree"
     parents: np.ndarray = field(default_factory=lambda: CHAIN)
@@ -56,9 +56,9 @@ class FixedTree(Drafter):
 
 
 def surface(tmp_path, seconds, n_sequences=0, dtype="float32"):
-    """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context.
+    """Write a surface whose passes of 1, 2, 3, .. rows take these seconds at any context.
 
-    With passes of up to ``texts`` texts at once: rows cost the same, whoever's they are.
+    It has passes of up to ``n_sequences`` at once; rows cost the same in any sequence.
     """
     rows = tuple(range(1, len(seconds) + 1))
     times = np.array(seconds)[:, None, None].repeat(2, 1)
@@ -91,7 +91,7 @@ def ready(part=None, **knobs):
 
 
 def step(drafter, state, accepted):
-    """The nodes proposed in a step whose first ``accepted`` of a chain are taken."""
+    """Run a step that accepts the first ``accepted`` of a chain; return the nodes proposed."""
     tree = drafter.propose(state)
     path = np.arange(min(accepted, len(tree)))
     committed = np.ones(len(path) + 1, dtype=np.int64)
@@ -100,13 +100,13 @@ def step(drafter, state, accepted):
     return len(tree)
 
 
-# -- what is kept ----------------------------------------------------------------------------------
+# -- nodes verified --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("knobs", "n_verified"),
     [
-        ({"policy": "threshold"}, 4),  # .9, .56, .9, .22: the draft ends behind the last
+        ({"policy": "threshold"}, 4),  # .9, .56, .9, .22: the draft ends after the last
         ({"policy": "threshold", "confidence": 0.6}, 2),
         ({"policy": "survival"}, 2),
         ({"policy": "survival", "shortest": 3}, 3),
@@ -177,11 +177,11 @@ def test_a_step_whose_draft_is_cut_to_nothing_is_plain_decodings(tmp_path):
     assert result.output_ids == plain.output_ids
 
 
-# -- the rows of several texts ---------------------------------------------------------------------
+# -- rows of several sequences ---------------------------------------------------------------------
 
 
 def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
-    """By enumeration of all parts of two drafts, or three, that are trees."""
+    """Compares with an enumeration of all subtrees of two or three drafts."""
     random = np.random.default_rng(5)
     counts = []
     for _ in range(25):
@@ -204,7 +204,7 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
         priced = CostSurface.read(tmp_path / "surface.json")
 
         def rate(gained, nodes, priced=priced, n=n_sequences):
-            """Gained are steps of all: the whole of the token's own row, of the rest a part."""
+            """Tokens save steps of all sequences: the whole of their row, a part of the rest."""
             at_once = np.array([n, n - 1.0, n])
             rows, context = np.array([n, n - 1.0, n + nodes]), np.full(3, 32.0)
             plain, fewer, taken = priced.joint_pass_s(at_once, rows, context)
@@ -242,7 +242,7 @@ def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(tmp_path):
 
 
 def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
-    """Suffix decoding drafts after it what it drafts where it looked at every step."""
+    """Afterwards suffix decoding drafts as if it had looked at every step."""
     file = surface(tmp_path, 1 + 2.0 * np.arange(9), n_sequences=2)
     tokens = np.array([5, 6, 7, 8] * 7 + [1, 2, 3, 4])
     results = []
@@ -270,20 +270,20 @@ def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
 
 
 def test_rows_go_to_the_text_that_keeps_the_others_waiting(tmp_path):
-    """Two texts take 4 s, one 3.5 s: the last one's token saves 3.5 s, the other's .5 s."""
+    """Two sequences take 4 s, one 3.5 s: a token of the last saves 3.5 s, of the other .5 s."""
     file = surface(tmp_path, [3.5, 4.0, 4.6, 5.2, 7.6, 10, 12, 14], n_sequences=2)
     slots, _ = two_slots(file, (0.9, 0.8))
     sizes = []
     for remaining in ((9, 9), (9, 8), (9, 8), (8, 8), (8, 8)):
         sizes.append([len(tree) for tree in joint_drafts(slots, remaining)])
     assert sizes == [[1, 1], [2, 0], [2, 0], [1, 1], [1, 1]]
-    # The one ahead goes on drafting, for nobody knows when the other has as few.
+    # The sequence ahead still drafts, because it cannot know when the other catches up.
     offered = [slot.report()["offered_per_step"] for slot in slots]
     assert offered == [[2] * 5] * 2
 
 
 def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
-    """A row more takes 1 s, and a token that is right for certain saves .9 s at most."""
+    """A further row takes 1 s, and a certain token saves at most .9 s."""
     file = surface(tmp_path, [2.0, 2.1, 3.1, 4.1, 5.1, 6.1, 7.1, 8.1], n_sequences=2)
     slots, states = two_slots(file, (1, 1))
     for step in range(40):
@@ -298,10 +298,10 @@ def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
 
 @pytest.mark.parametrize(("accepted", "bought"), [(2, 40), (1, 40), (0, 6)])
 def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, bought, tmp_path):
-    """Two nodes are said to be right for certain; a right token saves .9 s, a row takes .3 s.
+    """Two nodes are reported as certain; an accepted token saves .9 s, a row takes .3 s.
 
-    Half of them right still pay. Of none, the group is credited with fewer and fewer right ones,
-    then rests, forgets, and tries again.
+    With half of them accepted drafts still pay. With none, the expected acceptance falls until the
+    group rests, forgets, and tries again.
     """
     file = surface(tmp_path, [1.0, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3, 3.6], n_sequences=2)
     slots, states = two_slots(file, (1, 1))
@@ -319,7 +319,7 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
 
 
 def two_slots(file, probs):
-    """Texts of a group that draft two nodes after each other, and their states."""
+    """Make two slots of a group that draft chains of two nodes, and their states."""
     slots = [
         Adaptive(
             drafter=FixedTree(parents=CHAIN[:2], path_probs=probs), policy="marginal", surface=file
@@ -334,7 +334,7 @@ def two_slots(file, probs):
 
 
 def joint_drafts(slots, remaining=(9, 9, 9), states=None):
-    """The drafts of texts that choose at once."""
+    """Return the drafts of slots that choose jointly."""
     states = states or [DecodeState(np.array([1]), n) for n in remaining]
     works = [slot.drafting(state) for slot, state in zip(slots, states, strict=False)]
     trees: list[DraftTree] = []
@@ -351,7 +351,7 @@ def joint_drafts(slots, remaining=(9, 9, 9), states=None):
 
 
 def parts(tree):
-    """All sets of nodes that hold the parent of each of theirs."""
+    """Yield all sets of nodes that contain their nodes' parents."""
     for chosen in itertools.product((False, True), repeat=len(tree)):
         held = np.append(chosen, True)  # the root is the last one
         if all(held[tree.parents[node]] for node in np.flatnonzero(chosen)):
@@ -376,7 +376,7 @@ def test_the_best_threshold_is_that_of_all_thresholds_tried():
         best = best_threshold(chances, accepted)
         assert costs[best] == pytest.approx(min(costs.values()))
         assert all(cost > costs[best] - 1e-12 for cost in costs.values())
-        # Of equals the largest.
+        # The largest of equals wins.
         assert not [t for t, cost in costs.items() if t > best and cost < costs[best] - 1e-12]
 
 
@@ -385,7 +385,7 @@ def test_the_threshold_moves_once_both_outcomes_are_known_and_begins_anew_each_t
     drafter, state = ready(part)
     for _ in range(3):  # .9 is accepted, .5 is not
         assert step(drafter, state, 1) == 4
-    assert step(drafter, state, 1) == 2  # six tokens judged: ends behind what is below .9
+    assert step(drafter, state, 1) == 2  # six tokens judged: ends after a token below .9
     drafter.begin(state)
     assert step(drafter, state, 1) == 4
     drafter, state = ready(part, refit=False)
@@ -393,7 +393,7 @@ def test_the_threshold_moves_once_both_outcomes_are_known_and_begins_anew_each_t
 
 
 def timed(monkeypatch, seconds):
-    """Runs a bandit whose steps take ``seconds`` by the nodes verified; arms, from 1."""
+    """Run a bandit whose steps take ``seconds`` by the nodes verified; return its arms, from 1."""
     now = [0.0]
     monkeypatch.setattr(adaptive.time, "perf_counter", lambda: now[0])
 

@@ -11,11 +11,11 @@ def card(draft, target=None, **knobs):
 
 
 def test_a_perfect_draft_is_followed_at_its_own_speed():
-    """One token per draft pass: after the first step, r a step, as long as nothing is missed."""
+    """One token per draft pass: after the first step, r a step, as long as there is no miss."""
     target, draft = pair()
     result = turn(target, card(draft, target, k=1, r=3), n=1 + 1 + 3 * 9)
     assert result.output_ids == turn(target, Drafter(name="ar"), n=29).output_ids
-    # Beside the first pass, three layers; its own token is the first of them. So two are left.
+    # Three layers grow during the first pass, and its own token uses up the first: two are left.
     assert result.drafted_per_step[:2] == [0, 2]
     assert result.committed_per_step == [1] + [3] * 9
     report = result.drafter
@@ -38,7 +38,7 @@ def test_a_step_makes_r_passes_and_a_miss_costs_one_of_one_row():
     result = turn(target, drafter, n=80)
     assert result.drafter["misses"] > 3 and result.drafter["hits"] > 3
     assert set(np.diff([0, *passes]).tolist()) == {4}
-    # The root's row alone: after a miss. A layer has K nodes (the vocabulary is larger).
+    # One row, the root's, after a miss. A layer has K nodes (the vocabulary is larger).
     assert draft.fed.count(1) == result.drafter["misses"]
     assert set(draft.fed) == {1, 3}
 
@@ -73,7 +73,7 @@ def test_the_report_holds_what_the_papers_table_needs():
 
 
 def plain_card(target_rule, draft_chances, text, k, r, n):
-    """The synchronous algorithm over whole paths: drafts, and what each step commits."""
+    """Run the synchronous algorithm over whole paths; return each step's draft and tokens."""
     layers, end, steps = None, len(text) + n, []
     while len(text) < end:
         remaining, path = end - len(text), ()

@@ -80,7 +80,7 @@ def layer_texts(tree, root):
     return layers
 
 
-def begun(seed=0, vocab_size=6, width=4, layers=0):
+def start(seed=0, vocab_size=6, width=4, layers=0):
     draft, tree = ToyDraft(seed, vocab_size), LayeredTree(width)
     draft.text = (1, 2)
     tree.restart(draft.logits(draft.text))
@@ -116,7 +116,7 @@ def test_an_emptied_layer_is_refilled_from_the_children_its_parents_kept():
 )
 def test_the_tree_is_the_plain_tree(seed, width, vocab_size, moves):
     """Growing, choosing, finding and pruning, in any order."""
-    draft, tree = begun(seed, vocab_size, width)
+    draft, tree = start(seed, vocab_size, width)
     plain = PlainTree(draft, width, draft.text)
     for layers, accepted, token in moves:
         for _ in range(layers):
@@ -152,7 +152,7 @@ def test_ids_that_the_draft_cannot_produce_are_no_nodes():
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_path_below_another_goes_on_from_it(width):
-    _, tree = begun(width=width, layers=4)
+    _, tree = start(width=width, layers=4)
     whole = tree.best_path()
     for n in range(len(whole) + 1):
         assert tree.best_path(whole[:n]) == whole[n:]

@@ -174,7 +174,7 @@ def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng)
 
 
 def test_the_cost_of_a_perfect_draft(make_target, rng):
-    """Of gamma tokens a step, one pass catches up (two tokens) and gamma - 1 add one each."""
+    """Per step, one pass catches up (two tokens) and gamma - 1 passes add one each."""
     drafter = ready(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
     result = engine(make_target()).decode(rng.integers(0, VOCAB, 9), drafter, max_new_tokens=21)
     assert result.committed_per_step == [4] * 5
@@ -204,7 +204,7 @@ def test_drafts_beyond_the_drafts_context_are_not_made(make_target, rng):
     "sampling", [Sampling(1.0), Sampling(0.6, top_p=0.8), Sampling(1.4, top_k=4)], ids=str
 )
 def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
-    """Node i is drawn from the draft's processed distribution behind text and nodes before it."""
+    """Node i is drawn from the draft's processed distribution after the text and earlier nodes."""
     for options in ({}, {"vocab_size": 17, "id_map": np.array([-1, *range(2, VOCAB, 3)])}):
         draft = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
         drafter = ready(Sps(gamma=4), draft, sampling=sampling)

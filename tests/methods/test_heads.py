@@ -1,4 +1,4 @@
-"""Methods with trained heads: their trees, what they read, and that they change no output."""
+"""Methods with trained heads: their trees, their inputs, and their outputs' exactness."""
 
 import json
 from dataclasses import replace
@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
 
 
 def paths_of(tree):
-    """Each node as its path of ids."""
+    """Return each node as its path of ids."""
     paths = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
@@ -85,7 +85,7 @@ def plain_tree(name, drafter, text, states):
 
 
 def check_trees(name, folders, n_texts, n_steps=3):
-    """Over several steps of random texts, some of whose tokens were drafted."""
+    """Compare trees over several steps of random texts that contain drafted tokens."""
     drafter = TREE[name][0]()
     drafter.setup(DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders))
     layers = IDS if name == "eagle3" else (AFTER_FINAL_NORM,)
@@ -93,7 +93,7 @@ def check_trees(name, folders, n_texts, n_steps=3):
         random = np.random.default_rng(seed)
         text = random.integers(0, tiny_heads.VOCAB, 4)
         state = DecodeState(text[:3], 40)
-        given = drafter.needs.hidden_layers  # what the engine goes by
+        given = drafter.needs.hidden_layers  # as the engine does
         drafter.observe_prompt_hidden(text[:3], tiny_heads.states_of(text[:3], given))
         state.commit(text[3:])
         drafter.begin(state)
@@ -275,7 +275,7 @@ def test_a_perfect_head_is_accepted_to_the_end_of_its_tree(make, per_step, tmp_p
 
 
 def test_equal_scores_cut_no_branch(tmp_path):
-    """All guesses alike: the nodes made first are kept, and each with its parent."""
+    """All scores are equal: the nodes made first stay, each with its parent."""
     config, tensors = tiny_heads.eagle()
     tiny_heads.save(tmp_path, config, tensors, "pytorch_model.bin")
 
@@ -296,7 +296,7 @@ def test_equal_scores_cut_no_branch(tmp_path):
 
 
 def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
-    ids = torch.tensor([-1, 3, 9, 4, 17, 22, 28])  # -1 stands for all the others
+    ids = torch.tensor([-1, 3, 9, 4, 17, 22, 28])  # -1: all other ids
     save_file({"ids": ids}, tmp_path / ID_MAP_FILE)
     heads = {
         "medusa": (tiny_heads.medusa(own=False), "medusa_lm_head.pt"),
@@ -324,7 +324,7 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
 
 
 def test_published_trees():
-    """Nodes of each level as counted in the published lists, 63 of each of Medusa's."""
+    """Nodes per level match the published lists, which for Medusa have 63 nodes each."""
     for name, levels in (
         ("medusa_63", [10, 28, 23, 2]),
         ("vicuna_7b_stage2", [10, 23, 23, 7]),
@@ -348,7 +348,7 @@ def test_medusa_takes_the_tree_that_its_authors_take_for_a_model(tmp_path):
         ("lmsys/vicuna-13b-v1.5-16k", "vicuna_13b_stage2"),
         ("/models/vicuna-33b-v1.3", "vicuna_33b_stage2"),
         ("HuggingFaceH4/zephyr-7b-beta", "zephyr_stage2"),
-        ("lmsys/Vicuna-7B", "medusa_63"),  # the reference code minds capitals, too
+        ("lmsys/Vicuna-7B", "medusa_63"),  # the reference code is case-sensitive, too
         (None, "medusa_63"),
     ):
         config, tensors = tiny_heads.medusa()
@@ -369,7 +369,7 @@ def test_a_tree_may_stand_in_a_file(name, folders, tmp_path):
     for text in (paths, {"name": "mine", "paths": paths}):
         file.write_text("\ufeff" + json.dumps(text), encoding="utf-8")  # an editor's mark
         drafter = {"medusa": Medusa, "hydra": Hydra, "eagle": Eagle}[name](tree=str(file))
-        (artifact,) = drafter.needs.artifacts  # its hash stands in the manifest
+        (artifact,) = drafter.needs.artifacts  # the manifest holds its hash
         assert artifact.path == str(file)
         state = begin(drafter, context)
         states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]

@@ -17,7 +17,7 @@ def jacobi(vocab_size=VOCAB, seed=0, **knobs):
 
 
 def committed(*tokens):
-    """A state whose prompt is all but the last token."""
+    """Make a state whose prompt is all but the last token."""
     state = DecodeState(np.array(tokens[:-1], dtype=np.int64), 50)
     state.commit(np.array(tokens[-1:], dtype=np.int64))
     return state
@@ -46,9 +46,9 @@ def test_a_tree_that_is_not_its_own_moves_the_old_guesses_up():
 
 
 def plain_blocks(prompt, n, rule, block):
-    """The published iteration: passes, and the block with the token behind it, for every block.
+    """Run the published iteration; return for each block its passes and tokens (one after it, too).
 
-    A pass computes the whole block anew from the one before, and one that changes nothing ends it.
+    A pass recomputes the whole block from the one before; a pass that changes nothing ends it.
     """
     text, blocks = [*prompt, rule(list(prompt))], []
     while len(text) - len(prompt) < n:

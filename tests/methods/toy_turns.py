@@ -12,7 +12,7 @@ NO_AUX = np.empty(0, dtype=np.bool_)
 
 
 def pairs(tree):
-    """Token and parent of every node."""
+    """Return token and parent of every node."""
     return list(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True))
 
 
@@ -38,7 +38,7 @@ def continued(rule, prompt, n):
 
 
 def play(drafter, prompt, n, rule):
-    """One turn against ``rule``: the answer, and the tokens committed and tree of every step."""
+    """Play a turn against ``rule``; return the output, and each step's tokens and tree."""
     state = DecodeState(np.array(prompt, dtype=np.int64), n)
     state.commit(np.array([rule(list(prompt))], dtype=np.int64))
     drafter.begin(state)
@@ -69,7 +69,7 @@ def play(drafter, prompt, n, rule):
 
 
 def decode(target, drafter, prompt, n, eos=frozenset()):
-    """One turn with the engine; the drafter is set up, and reset where it should be."""
+    """Decode one turn with the engine; the drafter must be set up, and reset if needed."""
     engine = Engine(target, GreedyVerifier(), eos_ids=eos)
     return engine.decode(prompt, drafter, max_new_tokens=n)
 
