@@ -40,7 +40,7 @@ def odd_model(dtype: torch.dtype, **numbers):
     return model
 
 
-def made(architecture: str, dtype: torch.dtype):
+def make_model(architecture: str, dtype: torch.dtype):
     if architecture.startswith("odd"):
         return odd_model(dtype, tie_word_embeddings=architecture == "odd_tied")
     return tiny_model(architecture, dtype=dtype)
@@ -60,14 +60,14 @@ def in_layers(model) -> Target:
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "odd", "odd_tied"])
 def test_passes_are_the_models_in_float64_as_closely_as_torchs_are(architecture):
     """Logits, hidden states, choices, and the cache, behind which another pass reads."""
-    exact = Target(made(architecture, torch.float64), max_len=64, max_nodes=70, batch=3)
-    model = made(architecture, torch.float32)
+    exact = Target(make_model(architecture, torch.float64), max_len=64, max_nodes=70, batch=3)
+    model = make_model(architecture, torch.float32)
     model.load_state_dict(exact.model.state_dict())
     ours = target_of(model)
     layered = in_layers(model)
     assert ours.packed_weights["pass"] == ONE_CALL and layered.compiled is None
     layers = (0, 1, -1)
-    found = []
+    pass_scores = []
     for target in (exact, ours, layered):
         target.prefill(PROMPT)
         first = target.forward(3, TREE, hidden_layers=layers)
@@ -85,11 +85,11 @@ def test_passes_are_the_models_in_float64_as_closely_as_torchs_are(architecture)
         rows = target.forward(7, side_by_side(np.array([5, 6, 7, 8, 9, 4]), 2))
         numbers.append(rows.logits.clone())
         assert np.array_equal(np.asarray(rows.greedy()), greedy_ids(rows.logits).numpy())
-        found.append([n.double() for n in numbers])
-    for wanted, one_call, torchs in zip(*found, strict=True):
-        unit = float(wanted.abs().max()) * torch.finfo(torch.float32).eps
-        allowed = 4 * float((torchs - wanted).abs().max()) + 8 * unit
-        assert float((one_call - wanted).abs().max()) <= allowed
+        pass_scores.append([n.double() for n in numbers])
+    for expected, one_call, torchs in zip(*pass_scores, strict=True):
+        unit = float(expected.abs().max()) * torch.finfo(torch.float32).eps
+        allowed = 4 * float((torchs - expected).abs().max()) + 8 * unit
+        assert float((one_call - expected).abs().max()) <= allowed
 
 
 @st.composite
@@ -123,8 +123,8 @@ def test_rows_depend_on_no_other_row_and_no_other_segment(texts, threads):
         cache = layered.cache
         cache.storage[:, :1] = storage[:, text : text + 1]
         cache.length, cache.retained = past, held
-        wanted = layered.extend(tokens, visible, depths).logits.clone()
-        apart.append(wanted)
+        expected = layered.extend(tokens, visible, depths).logits.clone()
+        apart.append(expected)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -133,10 +133,10 @@ def test_rows_depend_on_no_other_row_and_no_other_segment(texts, threads):
             together = both.logits.clone()
             torch.set_num_threads(1)
             for i, segment in enumerate(segments):
-                one = compiled.run(ids[i], positions[i], [segment])
+                single = compiled.run(ids[i], positions[i], [segment])
                 first = 0 if i == 0 else len(ids[0])
-                assert torch.equal(one.logits, together[first : first + segment.rows])
-                torch.testing.assert_close(one.logits, apart[i], atol=2e-3, rtol=2e-3)
+                assert torch.equal(single.logits, together[first : first + segment.rows])
+                torch.testing.assert_close(single.logits, apart[i], atol=2e-3, rtol=2e-3)
     finally:
         torch.set_num_threads(before)
     assert np.array_equal(both.choices, greedy_ids(together).numpy())
@@ -190,9 +190,9 @@ def test_choices_tell_ties_and_what_is_not_finite(bad):
     target = target_of(model)
     target.prefill(PROMPT)
     scores = target.forward(3, TREE)
-    wanted = greedy_ids(scores.logits).numpy()
-    assert set(wanted.tolist()) <= ({0, 7} if bad is None else {-1, 0, 7})
-    assert np.array_equal(scores.greedy(), wanted)
+    expected = greedy_ids(scores.logits).numpy()
+    assert set(expected.tolist()) <= ({0, 7} if bad is None else {-1, 0, 7})
+    assert np.array_equal(scores.greedy(), expected)
 
 
 class _Doubling(hooks.ModelHook):

@@ -84,12 +84,12 @@ def test_fused_passes_give_the_models_own_logits_and_states(architecture):
     assert described["stock"] == {}
     end = len(PROMPT)
 
-    def same(wanted, found):
-        torch.testing.assert_close(found.logits, wanted.logits, atol=1e-10, rtol=0)
-        states_of = [scores.hidden or {} for scores in (wanted, found)]
+    def same(expected, actual):
+        torch.testing.assert_close(actual.logits, expected.logits, atol=1e-10, rtol=0)
+        states_of = [scores.hidden or {} for scores in (expected, actual)]
         assert states_of[0].keys() == states_of[1].keys()
         for i, states in states_of[0].items():
-            torch.testing.assert_close(found.hidden[i], states, atol=1e-10, rtol=0)
+            torch.testing.assert_close(actual.hidden[i], states, atol=1e-10, rtol=0)
         stored = [target.cache.storage[:, :1, :, :end] for target in (fused, stock)]
         torch.testing.assert_close(*stored, atol=1e-10, rtol=0)
 
@@ -112,9 +112,9 @@ def test_a_rotation_is_the_models_and_leaves_the_rest_alone(rotated, rows):
     cos, sin = torch.randn(2, 2, rows, rotated, dtype=torch.float64)
     queries, keys = product[:, :, :4], product[:, :, 4:6]
     turned = apply_rotary_pos_emb(queries, keys, cos, sin, unsqueeze_dim=2)
-    wanted = torch.cat([*turned, product[:, :, 6:]], 2)
+    expected = torch.cat([*turned, product[:, :, 6:]], 2)
     gpu_layers.rotate_(product[:, :, :6], cos, AttentionPlan().signed(sin))
-    torch.testing.assert_close(product, wanted, atol=1e-12, rtol=0)
+    torch.testing.assert_close(product, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 4), (torch.bfloat16, 2)])
@@ -126,12 +126,12 @@ def test_a_norm_is_the_models_but_for_roundings(dtype, roundings):
     x = (torch.randn(3, 5, 64) * 30).to(dtype)
     holder = nn.Module()
     holder.norm = norm
-    wanted = norm(x)
+    expected = norm(x)
     with gpu_layers.fuse(holder, []).active():
-        found = norm(x)
-    assert found.dtype == dtype
+        actual = norm(x)
+    assert actual.dtype == dtype
     bound = roundings * torch.finfo(dtype).eps
-    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=bound)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=bound)
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
@@ -140,7 +140,7 @@ def test_a_model_is_given_back_as_it_was(architecture):
     before = {name: (p, p.detach().clone()) for name, p in model.named_parameters()}
     ids = torch.arange(3, 43)[None]
     with torch.inference_mode():
-        wanted = model(ids).logits
+        expected = model(ids).logits
     attention = model.config._attn_implementation
     with restored_on_exit(model):
         target = GraphTarget(model, fused=True, capture=False, **SIZES)
@@ -156,8 +156,8 @@ def test_a_model_is_given_back_as_it_was(architecture):
         assert parameter.is_contiguous()
         assert parameter.untyped_storage().nbytes() == parameter.nbytes  # nobody else's beside it
     with torch.inference_mode():
-        assert torch.equal(model(ids).logits, wanted)
-    assert copy.deepcopy(model)(ids).logits.shape == wanted.shape
+        assert torch.equal(model(ids).logits, expected)
+    assert copy.deepcopy(model)(ids).logits.shape == expected.shape
 
 
 def test_other_programs_and_targets_with_the_model_run_its_own_layers():
@@ -233,10 +233,10 @@ def test_heads_that_share_keys_are_attended_in_any_layout_of_the_result(heads, r
     query = torch.randn(2, rows, heads, 8, dtype=torch.float64).transpose(1, 2)
     keys, values = torch.randn(2, 2, 2, 9, 8, dtype=torch.float64)
     plan = AttentionPlan(mask=torch.randn(1, 1, rows, 9, dtype=torch.float64))
-    wanted, _ = attend(nn.Module(), query, keys, values, None, plan=plan)
+    expected, _ = attend(nn.Module(), query, keys, values, None, plan=plan)
     on_cuda(monkeypatch)
-    found, _ = attend(nn.Module(), query, keys, values, None, plan=plan)
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
+    actual, _ = attend(nn.Module(), query, keys, values, None, plan=plan)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
 
 
 @given(st.data())
@@ -262,8 +262,8 @@ def test_writing_keys_and_values_together_is_writing_both(data):
         else:
             seen = write()
         caches.append((cache.storage, *seen))
-    for one, other in zip(*caches, strict=True):
-        assert torch.equal(one, other)
+    for first_cache, other in zip(*caches, strict=True):
+        assert torch.equal(first_cache, other)
 
 
 @given(st.data())
@@ -283,9 +283,9 @@ def test_moving_an_accepted_path_is_a_plain_gather(data):
     first = slice(MOVED_ROWS)
     target.cache.move(slots[first], torch.from_numpy(rows)[first] + 11)  # as the pass does
     target._move_rest(path)
-    kept = np.concatenate(([0], path + 1)) + 11
-    found = target.cache.storage[:, :1, :, 11 : 12 + count]
-    assert torch.equal(found, before[:, :1, :, kept])
+    moved_rows = np.concatenate(([0], path + 1)) + 11
+    actual = target.cache.storage[:, :1, :, 11 : 12 + count]
+    assert torch.equal(actual, before[:, :1, :, moved_rows])
     assert torch.equal(target.cache.storage[..., :11, :], before[..., :11, :])
 
 

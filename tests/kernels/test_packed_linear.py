@@ -28,8 +28,8 @@ def test_a_product_is_that_of_its_linears(outputs, bias):
     with torch.inference_mode():
         for shape in [(1, 1, 24), (1, 7, 24), (3, 5, 24), (1, 600, 24)]:
             x = torch.randn(shape)
-            wanted = torch.cat([linear(x) for linear in linears], dim=-1)
-            torch.testing.assert_close(product(x), wanted, atol=1e-5, rtol=1e-5)
+            expected = torch.cat([linear(x) for linear in linears], dim=-1)
+            torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("again", [0, 1 << 20])
@@ -57,11 +57,11 @@ def test_what_finds_no_memory_goes_through_its_layers():
 
 
 @pytest.mark.parametrize(
-    ("override", "wanted"),
+    ("override", "expected"),
     [("engine.packed.memory_gb=2.5", 2_500_000_000), ("engine.packed.enabled=false", 0)],
 )
-def test_the_limit_of_memory_is_in_gb(override, wanted):
-    assert packed_bytes(compose([override]).engine.packed) == wanted
+def test_the_limit_of_memory_is_in_gb(override, expected):
+    assert packed_bytes(compose([override]).engine.packed) == expected
 
 
 def test_plain_weights_leave_memory_where_panels_are_read_instead(tmp_path):
@@ -69,7 +69,7 @@ def test_plain_weights_leave_memory_where_panels_are_read_instead(tmp_path):
     if not unchanged_regions():
         pytest.skip("this system does not tell of its memory")
     model = tiny_model("llama", dtype=torch.float32, vocab_size=4096)
-    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.save_pretrained(tmp_path)
     mapped = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert Target(mapped, max_len=64, packed_bytes=1 << 30).compiled
@@ -80,7 +80,7 @@ def test_plain_weights_leave_memory_where_panels_are_read_instead(tmp_path):
     assert not give_back(head, unchanged_regions()), "a number that was set would be lost"
     assert (head[7] == 1.0).all()
     assert all(
-        torch.equal(p, wanted[name]) for name, p in mapped.named_parameters() if p is not head
+        torch.equal(p, expected[name]) for name, p in mapped.named_parameters() if p is not head
     )
 
 

@@ -93,10 +93,10 @@ def choose(distances, monkeypatch):
 def test_each_number_of_rows_has_the_distance_that_is_fastest_for_it(choose):
     best = {1: 0, 2: 1024, 4: 4096, 8: 1024}
     held = [panel_kernels.pack(torch.randn(4 * WIDTH, 64)) for _ in range(3)]
-    found = choose(lambda rows, distance, _: 1.0 if distance == best[rows] else 1.1, held)
-    wanted = {1: 0, 2: 1024, 3: 4096, 4: 4096, 5: 1024, 6: 1024, 7: 1024, 8: 1024}
-    assert found == {"float32": {r: d for r, d in wanted.items() if r <= panel_kernels.TILE}}
-    assert found["float32"] == panel_kernels.distances(panel_kernels.FLOAT32)
+    actual = choose(lambda rows, distance, _: 1.0 if distance == best[rows] else 1.1, held)
+    expected = {1: 0, 2: 1024, 3: 4096, 4: 4096, 5: 1024, 6: 1024, 7: 1024, 8: 1024}
+    assert actual == {"float32": {r: d for r, d in expected.items() if r <= panel_kernels.TILE}}
+    assert actual["float32"] == panel_kernels.distances(panel_kernels.FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_each_number_of_rows_has_the_distance_that_is_fastest_for_it(choose):
     ids=["within what counts", "on a machine that is busy now and then"],
 )
 def test_a_distance_stays_unless_another_is_clearly_faster(choose, seconds):
-    found = choose(seconds, [panel_kernels.pack(torch.randn(4 * WIDTH, 64))])
-    assert set(found["float32"].values()) == {4096}
+    actual = choose(seconds, [panel_kernels.pack(torch.randn(4 * WIDTH, 64))])
+    assert set(actual["float32"].values()) == {4096}
 
 
 def test_small_weights_and_the_models_behind_the_first_change_no_distance(choose):
     def quickest(distance):
-        return lambda rows, asked, _: 1.0 if asked == distance else 2.0
+        return lambda rows, tried, _: 1.0 if tried == distance else 2.0
 
     assert set(choose(quickest(0), [panel_kernels.pack(torch.ones(8, 8))])["float32"].values()) == {
         4096
     }
     held = [panel_kernels.pack(weight) for weight in _in_all_forms(8 * WIDTH, 64)[:2]]
     for distance in (0, 1024):  # that of the first model stays
-        found = choose(quickest(distance), held)
-        assert [set(by.values()) for by in found.values()] == [{0}, {0}]
+        actual = choose(quickest(distance), held)
+        assert [set(by.values()) for by in actual.values()] == [{0}, {0}]
 
 
 def test_a_later_start_keeps_the_distances_that_the_first_one_chose(choose):
@@ -155,8 +155,8 @@ def test_rows_are_exact_and_independent_of_each_other(threads, out_features, in_
         for rows in (*range(1, 10), 64, 65, 131):
             x = torch.randn(rows, in_features)
             out = panel_kernels.panel_gemm(x, panels, out_features)
-            wanted = (x.double() @ weight.double().t()).float()
-            torch.testing.assert_close(out, wanted, atol=3e-5, rtol=1e-5)
+            expected = (x.double() @ weight.double().t()).float()
+            torch.testing.assert_close(out, expected, atol=3e-5, rtol=1e-5)
             alone = panel_kernels.panel_gemm(x[-1:], panels, out_features)
             assert torch.equal(out[-1:], alone)
     finally:
@@ -167,10 +167,10 @@ def test_two_threads_may_multiply_at_once():
     """A draft model's passes run beside the target's."""
     weight, x = torch.randn(256, 256), torch.randn(2, 256)
     panels = panel_kernels.pack(weight)
-    wanted = panel_kernels.panel_gemm(x, panels, 256)
+    expected = panel_kernels.panel_gemm(x, panels, 256)
     with ThreadPoolExecutor(2) as pool:
         outs = list(pool.map(lambda _: panel_kernels.panel_gemm(x, panels, 256), range(100)))
-    assert all(torch.equal(out, wanted) for out in outs)
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 def test_packs_share_large_mappings():
@@ -186,8 +186,8 @@ def test_memory_begun_in_inference_mode_may_be_filled_outside_of_it(monkeypatch)
     with torch.inference_mode():
         panel_kernels.pack(torch.ones(16, 8))
     weight = torch.rand(16, 8)
-    found = panel_kernels.panel_gemm(torch.eye(8), panel_kernels.pack(weight), 16)
-    torch.testing.assert_close(found, weight.t().contiguous())
+    actual = panel_kernels.panel_gemm(torch.eye(8), panel_kernels.pack(weight), 16)
+    torch.testing.assert_close(actual, weight.t().contiguous())
 
 
 def test_without_the_library_the_kernel_is_not_offered(monkeypatch):
@@ -212,11 +212,11 @@ def test_outputs_are_float32_whatever_the_default_is():
     panels = panel_kernels.pack(weight)
     torch.set_default_dtype(torch.float64)
     try:
-        found = panel_kernels.panel_gemm(x, panels, 8)
+        actual = panel_kernels.panel_gemm(x, panels, 8)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, x @ weight.t(), atol=1e-5)
+    assert actual.dtype == torch.float32
+    assert torch.allclose(actual, x @ weight.t(), atol=1e-5)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -244,6 +244,6 @@ def test_shorter_forms_give_the_same_sums_to_the_last_bit(rows, out_features):
     for short, values in held:
         packed = panel_kernels.pack(short)
         assert packed.nbytes < 0.6 * panel_kernels.pack(values).nbytes
-        found = panel_kernels.panel_gemm(x, packed, out_features)
-        wanted = panel_kernels.panel_gemm(x, panel_kernels.pack(values), out_features)
-        assert torch.equal(found, wanted)
+        actual = panel_kernels.panel_gemm(x, packed, out_features)
+        expected = panel_kernels.panel_gemm(x, panel_kernels.pack(values), out_features)
+        assert torch.equal(actual, expected)

@@ -299,7 +299,7 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
     ids = torch.tensor([-1, 3, 9, 4, 17, 22, 28])  # -1: all other ids
     save_file({"ids": ids}, tmp_path / ID_MAP_FILE)
     heads = {
-        "medusa": (tiny_heads.medusa(own=False), "medusa_lm_head.pt"),
+        "medusa": (tiny_heads.medusa(lm_heads=False), "medusa_lm_head.pt"),
         "eagle": (tiny_heads.eagle(), "pytorch_model.bin"),
     }
     for name, (head, file) in heads.items():

@@ -250,11 +250,11 @@ def prompts():
 
 def generated(model):
     """What transformers answers, without an end token."""
-    wanted = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-    model.generation_config = wanted
+    generation = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+    model.generation_config = generation
     batches = [torch.from_numpy(prompt)[None] for prompt in prompts()]
     answers = [
-        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
+        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=generation)
         for ids in batches
     ]
     return [answer[0, PROMPT_TOKENS:].tolist() for answer in answers]
@@ -289,8 +289,8 @@ def equal_answers(name):
 
 
 def equal_of(model):
-    wanted = generated(copy.deepcopy(model)) * 2
-    return sum(a == b for a, b in zip(answered(checked_target(model)), wanted, strict=True))
+    expected = generated(copy.deepcopy(model)) * 2
+    return sum(a == b for a, b in zip(answered(checked_target(model)), expected, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -299,10 +299,10 @@ def findings():
 
     Of `OTHERS` what became of them in a word, and why.
     """
-    found = {}
-    yield found
+    outcomes = {}
+    yield outcomes
     if os.environ.get("ARCHITECTURES_PAGE"):
-        Path(os.environ["ARCHITECTURES_PAGE"]).write_text(page(found), encoding="utf-8")
+        Path(os.environ["ARCHITECTURES_PAGE"]).write_text(page(outcomes), encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -407,11 +407,11 @@ def page(findings):
         else:
             checked = "; ".join(f"{dtype}: {why}" for dtype, why in refused.items()) or "passes"
             decode[f"self-check {checked}, {equal} of {2 * PROMPTS} answers equal"].append(name)
-    for name, (what, why) in others.items():
-        if what == "refused":
+    for name, (status, why) in others.items():
+        if status == "refused":
             refuse_too[reason(why)].append(name)
     became = {
-        word: [name for name, (what, _) in others.items() if what == word]
+        word: [name for name, (status, _) in others.items() if status == word]
         for word in ("decodes", "not tried")
     }
     return PAGE.format(

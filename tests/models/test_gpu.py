@@ -63,9 +63,9 @@ def decode(tmp_path_factory, monkeypatch):
         loop = engine(target, eos=frozenset({EOS}))
         for _ in range(2 if draft else 1):  # the second turn finds the first one's caches
             drafter.reset()
-            found = loop.decode(prompt, drafter, max_new_tokens=tokens).output_ids
+            output = loop.decode(prompt, drafter, max_new_tokens=tokens).output_ids
         drafter.close()
-        return found
+        return output
 
     return text
 

@@ -40,10 +40,10 @@ def twins(architecture="llama", *, capture=False, **sizes):
     return exact, GraphTarget(tiny_model(architecture), capture=capture, **sizes)
 
 
-def same_caches(one, other):
-    end = one.cache.length
+def same_caches(exact, other):
+    end = exact.cache.length
     assert other.cache.length == end
-    stored = (target.cache.storage[..., :end, :] for target in (other, one))
+    stored = (target.cache.storage[..., :end, :] for target in (other, exact))
     torch.testing.assert_close(*stored, atol=1e-9, rtol=0)
 
 
@@ -140,10 +140,10 @@ def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
     for k, w in ((5, 3), (2, 1), (4, 6)):
         tree = side_by_side(rng.integers(0, VOCAB, k * w), w)
         captured = len(fixed.graphs)
-        wanted, got = exact.forward(3, tree), fixed.forward(3, tree)
+        expected, got = exact.forward(3, tree), fixed.forward(3, tree)
         assert got.verified is None  # the host verifies these
         assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"] * capture
-        same(got.logits, wanted.logits)
+        same(got.logits, expected.logits)
         for target in (exact, fixed):  # made once, not by every step
             assert target.forward(3, tree).select is target.forward(3, tree).select
             target.commit(tree, np.arange(w, 2 * w, dtype=np.int64))
@@ -154,8 +154,8 @@ def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
     for target in (exact, fixed):
         target.extend(ids, None, depths)
         target.cache.truncate(end)
-    wanted, got = (target.append(ids[:3]) for target in (exact, fixed))
-    same(got.logits, wanted.logits)
+    expected, got = (target.append(ids[:3]) for target in (exact, fixed))
+    same(got.logits, expected.logits)
 
 
 def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
@@ -169,7 +169,7 @@ def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
     below = DraftTree(np.array([wrong, right, after]), np.array([-1, -1, 1]))
     chain = DraftTree.chain(np.array([right, (after + 1) % VOCAB, 5]))
 
-    def kept(tree: DraftTree, path: list[int]) -> None:
+    def commit_path(tree: DraftTree, path: list[int]) -> None:
         for target in pair:
             target.prefill(text)
             target.forward(3, tree)
@@ -178,10 +178,10 @@ def test_a_path_whose_rows_the_pass_has_moved_away_is_refused(rng):
 
     # What a verifier that stops sooner or goes on further asks for is still there.
     for tree, path in ((siblings, []), (siblings, [1]), (below, [1]), (chain, [0, 1, 2])):
-        kept(tree, path)
+        commit_path(tree, path)
     for tree, path in ((siblings, [0]), (below, [0]), (chain, [0, 2])):
         with pytest.raises(CaseFailed, match="another path than the verifier's"):
-            kept(tree, path)
+            commit_path(tree, path)
 
 
 def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
@@ -236,12 +236,12 @@ def test_known_passes_are_captured_when_buffers_are_made(options, shapes, only_w
         target.expect(layers)
     assert target.graphs == [f"{shape}, 256 keys" for shape in shapes]
     target.reserve(400, 2)  # fewer nodes and no batch: the buffers stay as wide as they were
-    made = [f"{shape}, {keys} keys" for keys in (256, 512) for shape in shapes]
+    graph_names = [f"{shape}, {keys} keys" for keys in (256, 512) for shape in shapes]
     if "drafts" not in options:  # and no pass of a case makes another
         target.prefill(np.arange(5))
         target.forward(3, DraftTree.empty(), hidden_layers=layers)
     described = target.describe()
-    assert sorted(described["graphs"]) == sorted(made) and not described["eager"]
+    assert sorted(described["graphs"]) == sorted(graph_names) and not described["eager"]
 
 
 def test_weights_that_live_graphs_read_are_not_moved(only_warms_up):
@@ -261,8 +261,8 @@ def test_weights_that_live_graphs_read_are_not_moved(only_warms_up):
 
 def test_passes_without_a_fixed_shape_run_eagerly_and_say_why(rng):
     exact, target = pair = twins(max_len=100, max_nodes=150)
-    for each in pair:
-        each.prefill(np.arange(5))
+    for member in pair:
+        member.prefill(np.arange(5))
     for n in (3, 140, 0, 128):
         tree = DraftTree(rng.integers(0, VOCAB, n), np.full(n, -1))
         same(target.forward(3, tree).logits, exact.forward(3, tree).logits)
@@ -272,8 +272,8 @@ def test_passes_without_a_fixed_shape_run_eagerly_and_say_why(rng):
     def nodes(max_len, max_nodes, text, n):
         """Why so many nodes behind a text are read without a shape; what they get is the same."""
         exact, target = pair = twins(max_len=max_len, max_nodes=max_nodes)
-        for each in pair:
-            each.prefill(np.arange(text) % VOCAB)
+        for member in pair:
+            member.prefill(np.arange(text) % VOCAB)
         ids = torch.arange(n) % VOCAB
         same(target.append(ids).logits, exact.append(ids).logits)
         return target.reasons
@@ -289,8 +289,8 @@ def test_where_there_are_no_graphs_passes_are_eager_and_the_reason_is_kept():
     target = make_target(tiny_model("llama"), compose(["engine=graph"]), **sizes)
     assert type(target) is Target
     assert "CUDA" in target.describe()["reason"]
-    asked = make_target(tiny_model("llama"), compose([]), **sizes)
-    assert asked.describe() == {"engine": "eager"}
+    configured = make_target(tiny_model("llama"), compose([]), **sizes)
+    assert configured.describe() == {"engine": "eager"}
     model = tiny_model("llama")
     model.hf_device_map = {"model.embed_tokens": 0, "lm_head": 1}
     assert "2 devices" in no_graphs(model)

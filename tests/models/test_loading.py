@@ -57,7 +57,7 @@ def config(tmp_path: Path, *overrides: str) -> DictConfig:
     ("name", "architecture", "numbers"),
     [
         *ARCHITECTURES[:1],
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ARCHITECTURES[1:]),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ARCHITECTURES[1:]),
     ],
 )
 def test_local_folder(tmp_path, name, architecture, numbers):
@@ -190,7 +190,7 @@ def test_what_cannot_be_had_is_named_with_what_to_type(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "parts"),
     [
         (ConnectionError("no route to host"), ["no route to host", "on the hub"]),
         (PermissionError("403: restricted"), ["403: restricted", "accept the licence"]),
@@ -201,15 +201,15 @@ def test_what_cannot_be_had_is_named_with_what_to_type(tmp_path):
     ],
     ids=["silent", "forbidden", "gated"],
 )
-def test_a_hub_that_refuses_is_quoted_with_what_to_type(tmp_path, monkeypatch, error, said):
-    def asked(url: str, timeout: float) -> None:
+def test_a_hub_that_refuses_is_quoted_with_what_to_type(tmp_path, monkeypatch, error, parts):
+    def request(url: str, timeout: float) -> None:
         assert timeout <= 10
         raise error
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", request)
     message = refuse(config(tmp_path, "model=llama2_7b"))
-    assert all(part in message for part in said)
+    assert all(part in message for part in parts)
 
 
 def in_hub_cache(tmp_path: Path, **numbers: Any) -> Path:
@@ -305,15 +305,15 @@ def test_layers_that_device_map_finds_no_room_for(tmp_path, monkeypatch, tied):
 
 def test_tokenizer_hash(tmp_path):
     tokenizer = tiny_tokenizer()
-    found = loading.tokenizer_hash(tokenizer)
-    assert found == loading.tokenizer_hash(tiny_tokenizer())
+    digest = loading.tokenizer_hash(tokenizer)
+    assert digest == loading.tokenizer_hash(tiny_tokenizer())
     tokenizer.save_pretrained(tmp_path)
-    assert loading.tokenizer_hash(AutoTokenizer.from_pretrained(tmp_path)) == found
+    assert loading.tokenizer_hash(AutoTokenizer.from_pretrained(tmp_path)) == digest
     tokenizer.add_tokens(["new"])
-    assert loading.tokenizer_hash(tokenizer) != found
+    assert loading.tokenizer_hash(tokenizer) != digest
     other = tiny_tokenizer()
     other.eos_token = "<unk>"
-    assert loading.tokenizer_hash(other) != found
+    assert loading.tokenizer_hash(other) != digest
 
 
 # --- random weights of a real architecture --------------------------------------------------------
@@ -339,20 +339,20 @@ def test_shape(tmp_path, name):
     small = [f"model.shape_config.{key}={value}" for key, value in numbers.items() if key in real]
     cfg = config(tmp_path, f"model={name}", "model.shape=true", "model.dtype=float32", *small)
     loading.model_files_present(cfg)
-    one, again = loading.load_model(cfg), loading.load_model(cfg)
-    assert one.tokenizer is None
-    assert one.context_length == cfg.model.context_length
-    state = one.model.state_dict()
-    assert not any(t.is_meta for t in (*one.model.parameters(), *one.model.buffers()))
+    first, again = loading.load_model(cfg), loading.load_model(cfg)
+    assert first.tokenizer is None
+    assert first.context_length == cfg.model.context_length
+    state = first.model.state_dict()
+    assert not any(t.is_meta for t in (*first.model.parameters(), *first.model.buffers()))
     assert all(torch.equal(state[k], v) for k, v in again.model.state_dict().items())
     assert state["model.layers.0.mlp.down_proj.weight"].std().item() == pytest.approx(0.02, rel=0.1)
     assert state["model.norm.weight"].eq(1).all()
     if name == "smollm2_135m":
-        assert one.model.lm_head.weight is one.model.model.embed_tokens.weight
+        assert first.model.lm_head.weight is first.model.model.embed_tokens.weight
     if name == "qwen25_7b":
         assert state["model.layers.0.self_attn.q_proj.bias"].eq(0).all()
     with torch.inference_mode():
-        logits = one.model(torch.arange(20)[None]).logits
+        logits = first.model(torch.arange(20)[None]).logits
     assert logits.isfinite().all()
     assert logits.std() > 1e-3
 

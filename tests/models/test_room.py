@@ -28,7 +28,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: 0)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=host * GIB))
         monkeypatch.setattr(
-            memory.shutil, "disk_usage", lambda place: SimpleNamespace(free=disk * GIB)
+            memory.shutil, "disk_usage", lambda path: SimpleNamespace(free=disk * GIB)
         )
         monkeypatch.setattr(weights, "at_hand", lambda model: fetched)
         memory.check_room(to_config(compose([*typed_words])), torch.device(device))
@@ -37,7 +37,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "free", "refused"),
+    ("overrides", "free", "refused"),
     [
         ("model=vicuna7b", {"gpus": [23.5]}, None),
         ("model=vicuna7b", {"gpus": [15.6]}, r"takes about 16\.8 GiB .* GPU.* 15\.6 GiB are free"),
@@ -57,10 +57,10 @@ def machine(monkeypatch):
         ("model=smollm2_135m", {"device": "cpu", "host": 2, "gpus": []}, None),
     ],
 )
-def test_what_a_model_takes_and_there_is(machine, words, free, refused):
+def test_what_a_model_takes_and_there_is(machine, overrides, free, refused):
     if refused is None:
-        machine(*words.split(), **free)
+        machine(*overrides.split(), **free)
         return
     with pytest.raises(ConfigurationError, match=refused) as error:
-        machine(*words.split(), **free)
+        machine(*overrides.split(), **free)
     assert "type" in str(error.value).lower()

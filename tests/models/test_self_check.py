@@ -216,8 +216,8 @@ def another_plan(change):
     """``change(mask, rows)`` of each pass over a tree, an additive mask, in place."""
 
     class Planted(Target):
-        def plan_of(self, past, visible, own, rows):
-            plan = super().plan_of(past, visible, own, rows)
+        def plan_of(self, past, visible, positions, rows):
+            plan = super().plan_of(past, visible, positions, rows)
             for mask in (plan.mask, *plan.windowed.values()):
                 if mask is not None:
                     change(mask, rows)
@@ -286,12 +286,12 @@ def window_by(more):
     """Masks of windows that are ``more`` tokens wider."""
 
     class Planted(Target):
-        def plan_of(self, past, visible, own, rows):
-            plan, text = super().plan_of(past, visible, own, rows), self._key_positions[:past]
-            made = target_module.windowed_masks(
-                [w + more for w in self.windows], text, own, rows, visible, self._additive
+        def plan_of(self, past, visible, positions, rows):
+            plan, text = super().plan_of(past, visible, positions, rows), self._key_positions[:past]
+            masks = target_module.windowed_masks(
+                [w + more for w in self.windows], text, positions, rows, visible, self._additive
             )
-            plan.windowed.update({w - more: mask for w, mask in made.items()})
+            plan.windowed.update({w - more: mask for w, mask in masks.items()})
             return plan
 
     return Planted
@@ -591,9 +591,9 @@ def test_soft_capping_is_the_formula(causal):
             scores = torch.tensor([0.7 * math.tanh(0.3 / 0.7 * dot) for dot in dots]).double()
             if mask is not None:
                 scores = scores + mask[0, 0, i]
-            wanted = torch.softmax(scores, 0) @ value[0, head // 2, seen]
+            expected = torch.softmax(scores, 0) @ value[0, head // 2, seen]
             # The softmax is transformers', in float32.
-            assert torch.allclose(out[0, i, head], wanted, atol=1e-6, rtol=0)
+            assert torch.allclose(out[0, i, head], expected, atol=1e-6, rtol=0)
 
 
 def test_gemma_2_answers_as_transformers_does():

@@ -92,11 +92,11 @@ def test_rows_are_those_of_sequential_passes(kind, architecture, tree, n_prompt,
     for i in ALL:
         same(scores.hidden[i], states[i])
     scores = target.forward(prompt[-1], tree, hidden_layers=ALL)
-    own = scores.logits.clone()
+    own_logits = scores.logits.clone()
     hidden = {i: rows.clone() for i, rows in scores.hidden.items()}
     for node in range(-1, len(tree)):
         logits, states = plain(target, [*prompt, *tree.tokens[branch(tree, node)]])
-        same(own[node + 1], logits[-1])
+        same(own_logits[node + 1], logits[-1])
         for i in ALL:
             same(hidden[i][node + 1], states[i][-1])
     verdict = GreedyVerifier().verify(tree, scores)
@@ -109,9 +109,9 @@ def test_rows_are_those_of_sequential_passes(kind, architecture, tree, n_prompt,
     target.commit(tree, path)
     text = np.array([*prompt, *tree.tokens[path]])
     assert target.cache.length == len(text)
-    kept = target.cache.storage[:, 0, :, : len(text)].clone()
+    rows_before = target.cache.storage[:, 0, :, : len(text)].clone()
     target.prefill(text)
-    same(kept, target.cache.storage[:, 0, :, : len(text)])
+    same(rows_before, target.cache.storage[:, 0, :, : len(text)])
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
@@ -159,16 +159,16 @@ def test_plain_decoding_builds_no_mask(monkeypatch, rng):
     target = Target(tiny_model("llama"), max_len=64, max_nodes=8)
     text, tree = rng.integers(0, VOCAB, 9), DraftTree.chain(rng.integers(0, VOCAB, 3))
     target.prefill(text)
-    wanted = [target.forward(3, each).logits for each in (DraftTree.empty(), tree)]
+    expected = [target.forward(3, draft).logits for draft in (DraftTree.empty(), tree)]
     built: list[int] = []
     monkeypatch.setattr(
         target_module, "visibility", lambda p: (built.append(len(p)), visibility(p))[1]
     )
     monkeypatch.setattr(target_module, "to_device", lambda values, _: torch.as_tensor(values))
     target.device = SimpleNamespace(type="cuda")  # as far as choosing goes
-    got = [target.forward(3, each).logits for each in (DraftTree.empty(), tree)]
+    got = [target.forward(3, draft).logits for draft in (DraftTree.empty(), tree)]
     assert built == [3]
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 # -- buffers ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_growing_buffers_are_freed_before_larger_ones_are_made(monkeypatch):
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])  # a GPU's, a CPU's
 def test_where_larger_buffers_do_not_fit_the_smaller_ones_are_there_again(kind, error, monkeypatch):
     target = MAKE[kind](tiny_model("llama"), max_len=40, max_nodes=4)
-    wanted = target.prefill(np.arange(3, 9)).logits.clone()
+    expected = target.prefill(np.arange(3, 9)).logits.clone()
     length = target.cache.max_len
 
     class Small(KVCache):
@@ -210,7 +210,7 @@ def test_where_larger_buffers_do_not_fit_the_smaller_ones_are_there_again(kind, 
     with pytest.raises(error, match="no room"):
         target.reserve(900, 4)
     assert target.cache.max_len == length
-    assert torch.equal(target.prefill(np.arange(3, 9)).logits, wanted)
+    assert torch.equal(target.prefill(np.arange(3, 9)).logits, expected)
 
 
 # -- hidden states ---------------------------------------------------------------------------------

@@ -84,10 +84,10 @@ def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):
     code = run_here(typed)
     gc.unfreeze()
     assert code == 0
-    found = records.read_records(tmp_path / "run")[0]
-    assert len(found) == 3 * len(texts)
-    assert {r.lossless.verdict for r in found} <= {"equal", "near_tie"}
+    run_records = records.read_records(tmp_path / "run")[0]
+    assert len(run_records) == 3 * len(texts)
+    assert {r.lossless.verdict for r in run_records} <= {"equal", "near_tie"}
     for label in ("sps", "pearl"):
-        own = [r for r in found if r.label == label]
-        assert sum(r.n_new - 1 for r in own) > 1.15 * sum(r.n_target_passes for r in own), label
-        assert all(r.drafter["draft_forwards"] > 0 for r in own)
+        rows = [r for r in run_records if r.label == label]
+        assert sum(r.n_new - 1 for r in rows) > 1.15 * sum(r.n_target_passes for r in rows), label
+        assert all(r.drafter["draft_forwards"] > 0 for r in rows)

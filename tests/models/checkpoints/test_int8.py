@@ -36,12 +36,12 @@ def rounded(weight: torch.Tensor) -> torch.Tensor:
 def test_what_is_read_is_what_was_written_but_for_the_rounding(architecture, tmp_path):
     network = tiny_model(architecture, dtype=torch.float32)
     int8.save(network, tmp_path)
-    found = load(tmp_path / int8.FILE).eval()
+    loaded = load(tmp_path / int8.FILE).eval()
     with torch.no_grad():
         for weight in network.parameters():
             if weight.dim() == 2:
                 weight.copy_(rounded(weight))
-        assert torch.allclose(found(ROWS).logits, network(ROWS).logits, atol=1e-5)
+        assert torch.allclose(loaded(ROWS).logits, network(ROWS).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
@@ -53,16 +53,16 @@ def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     int8.save(network, tmp_path)
     path = tmp_path / int8.FILE
-    exact, found = load(path).state_dict(), load(path, dtype).eval()
-    assert found.dtype == dtype
-    for name, weight in found.state_dict().items():
+    exact, loaded = load(path).state_dict(), load(path, dtype).eval()
+    assert loaded.dtype == dtype
+    for name, weight in loaded.state_dict().items():
         assert weight.dtype == dtype, name
         assert torch.equal(weight, exact[name].to(dtype)), name
-    head, embedding = found.lm_head.weight, found.model.embed_tokens.weight
+    head, embedding = loaded.lm_head.weight, loaded.model.embed_tokens.weight
     assert (head.data_ptr() == embedding.data_ptr()) == tied
-    kept = {name: value.dtype for name, value in load_file(path).items()}
-    assert kept["model.layers.0.mlp.up_proj.weight"] == torch.int8
-    assert kept["model.norm.weight"] == torch.float32
+    dtypes = {name: value.dtype for name, value in load_file(path).items()}
+    assert dtypes["model.layers.0.mlp.up_proj.weight"] == torch.int8
+    assert dtypes["model.norm.weight"] == torch.float32
 
 
 def test_a_damaged_file_is_refused(path):
@@ -76,11 +76,11 @@ def test_a_damaged_file_is_refused(path):
         "the header garbled": whole[:8] + bytes(255 - byte for byte in whole[8:80]) + whole[80:],
         "the data overwritten": whole[: 8 + header] + b"\xff" * (len(whole) - 8 - header),
     }
-    for what, content in damages.items():
+    for damage, content in damages.items():
         path.write_bytes(content)
         with pytest.raises(WeightsNotFound, match=r"int8\.safetensors is damaged") as refused:
             load(path)
-        assert "Fetch it again" in str(refused.value), what
+        assert "Fetch it again" in str(refused.value), damage
 
 
 def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(path):

@@ -45,8 +45,8 @@ def logits_of(target: Target) -> torch.Tensor:
 def gguf_model(tmp_path, monkeypatch):
     """A model whose weights were read from a GGUF file, as the bundled one's."""
     torch.manual_seed(0)
-    made = AutoConfig.for_model("llama", **SIZES)
-    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+    made_config = AutoConfig.for_model("llama", **SIZES)
+    model = AutoModelForCausalLM.from_config(made_config, dtype=torch.float32).eval()
     path, kinds = tmp_path / "toy.gguf", gguf.GGMLQuantizationType
     writer = gguf.GGUFWriter(path, "llama")
     config = model.config
@@ -75,12 +75,12 @@ def gguf_model(tmp_path, monkeypatch):
 def test_stored_blocks_compute_with_the_same_numbers(gguf_model):
     before = copy.deepcopy(gguf_model)
     assert short_weights.shorten(gguf_model, "stored", BUNDLED) == "stored"
-    found = target_of(gguf_model)
-    wanted = target_of(before)
-    assert set(found.packed_weights["forms"]) == {"Q4_1", "Q8_0"}
-    assert found.packed_weights["bytes"] < 0.3 * wanted.packed_weights["bytes"]
+    packed = target_of(gguf_model)
+    plain = target_of(before)
+    assert set(packed.packed_weights["forms"]) == {"Q4_1", "Q8_0"}
+    assert packed.packed_weights["bytes"] < 0.3 * plain.packed_weights["bytes"]
     assert streamed_bytes(gguf_model) < 0.6 * streamed_bytes(before)
-    assert torch.equal(logits_of(found), logits_of(wanted))
+    assert torch.equal(logits_of(packed), logits_of(plain))
 
 
 def test_a_files_other_weights_are_refused(gguf_model):

@@ -99,8 +99,8 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, fo
     assert repr(names[40]) in str(refused.value) and "pair=random_draft" in str(refused.value)
     assert "pair.draft.vocabulary=intersection" in str(refused.value)
     drafter, _ = load(f"pair.draft.path={folder}", "pair.draft.vocabulary=intersection")
-    own = torch.tensor([39, 40, 90])
-    assert drafter.to_target_ids(own).tolist() == [39, 90, 40]
+    id_map = torch.tensor([39, 40, 90])
+    assert drafter.to_target_ids(id_map).tolist() == [39, 90, 40]
 
 
 def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, folder):
@@ -149,21 +149,21 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("asked", "there", "expected"),
+    ("requested", "there", "expected"),
     [
         (None, 3, ("cuda:0", 2)),
         ("cuda", 3, ("cuda:0", 2)),
         ("cuda:2", 3, ("cuda:2", 3)),
         ("cuda:1", 3, ("cuda:1", 2)),
-        ("cuda:2", 2, ("cuda:0", 3)),  # shared, and three were asked for
+        ("cuda:2", 2, ("cuda:0", 3)),  # shared, and three were requested
     ],
 )
-def test_a_target_spread_over_devices_counts_them_all(asked, there, expected, monkeypatch):
+def test_a_target_spread_over_devices_counts_them_all(requested, there, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     gpus = [torch.device("cuda:0"), torch.device("cuda:1")]
     target = types.SimpleNamespace(device=gpus[0], devices=frozenset(gpus))
-    device, wanted = draft_loading._placed(asked or "cuda:0", asked, target)
-    assert (str(device), wanted) == expected
+    device, n_devices = draft_loading._placed(requested or "cuda:0", requested, target)
+    assert (str(device), n_devices) == expected
 
 
 def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):

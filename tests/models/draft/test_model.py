@@ -36,11 +36,11 @@ class Feeder:
         first = len(self.tokens)
         self.tokens += tokens
         self.parents += parents
-        own = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+        nodes = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
         if on_device:
-            got = self.model.extend(*(torch.from_numpy(array) for array in own))
+            got = self.model.extend(*(torch.from_numpy(array) for array in nodes))
         else:
-            got = self.model.extend(*own)
+            got = self.model.extend(*nodes)
         for i, row in enumerate(got):
             close(row, self.expected(first + i))
 
@@ -57,12 +57,12 @@ class Feeder:
         below = [i for i in range(len(self.tokens)) if node in self.path(i)[:-1]]
         if node < 0:
             below = list(range(len(self.tokens)))
-        kept = below if survivors else []
-        self.model.commit_path(np.array(path, dtype=int), np.array(kept, dtype=int))
+        surviving = below if survivors else []
+        self.model.commit_path(np.array(path, dtype=int), np.array(surviving, dtype=int))
         self.text += [self.tokens[i] for i in path]
-        number = {old: new for new, old in enumerate(kept)}
-        self.tokens = [self.tokens[i] for i in kept]
-        self.parents = [number.get(self.parents[i], -1) for i in kept]
+        number = {old: new for new, old in enumerate(surviving)}
+        self.tokens = [self.tokens[i] for i in surviving]
+        self.parents = [number.get(self.parents[i], -1) for i in surviving]
 
     def check_cache(self) -> None:
         """Committed rows are those of a fresh prefill."""
@@ -172,14 +172,14 @@ def test_too_many_nodes_and_wrong_parents_are_refused():
 
 def test_padding_of_the_vocabularies_may_differ():
     text = np.array([3, 40, 5])
-    for own, theirs in ((48, 40), (40, 48)):
-        model = tiny_draft(Needs(max_nodes=4), vocab_size=own, target_vocab=theirs)
+    for draft_size, theirs in ((48, 40), (40, 48)):
+        model = tiny_draft(Needs(max_nodes=4), vocab_size=draft_size, target_vocab=theirs)
         model.begin(text)
         logits = model.catch_up(text)
-        both = min(own, theirs)
+        both = min(draft_size, theirs)
         assert logits.shape == (theirs,)
         # An id that the draft lacks is read as its id 0.
-        read = [i if i < own else 0 for i in text]
+        read = [i if i < draft_size else 0 for i in text]
         close(logits[:both], plain_logits(model.target, read)[-1][:both])
         assert torch.isneginf(logits[both:]).all()
         assert model.catch_up(text, draft_vocab=True).shape == (both,)
@@ -197,13 +197,13 @@ def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(monkeypatch):
     model = packed()
     model.begin(np.array([4, 5, 6]))
     rows = [model.catch_up(np.array([4, 5, 6, 7]), draft_vocab=True)[None]]
-    found = [model.likeliest(rows[0])]
+    choices = [model.likeliest(rows[0])]
     rows.append(model.extend(np.array([1, 2, 3]), np.array([-1, 0, -1]), draft_vocab=True))
-    found.append(model.likeliest(rows[1]))
-    for ids, logits in zip(found, rows, strict=True):
+    choices.append(model.likeliest(rows[1]))
+    for ids, logits in zip(choices, rows, strict=True):
         assert torch.equal(ids, logits.argmax(-1))
     monkeypatch.setattr(torch.Tensor, "argmax", None)
-    assert torch.equal(model.likeliest(rows[1]), found[1]), "nobody searches again"
+    assert torch.equal(model.likeliest(rows[1]), choices[1]), "nobody searches again"
 
 
 def test_an_id_that_is_never_proposed_is_not_a_choice():
@@ -231,10 +231,10 @@ def test_a_reduced_vocabulary_is_translated():
     plain = plain_logits(model.target, [3, 0, 2])[-1]
     close(logits[[9, 4, 30]], plain[1:])
     assert torch.isfinite(logits).sum() == 3
-    own = model.catch_up(text, draft_vocab=True)
-    assert torch.isneginf(own[0])
-    assert model.to_target_ids(own.argmax()).item() == logits.argmax().item()
-    probs = own.softmax(-1)
+    draft_logits = model.catch_up(text, draft_vocab=True)
+    assert torch.isneginf(draft_logits[0])
+    assert model.to_target_ids(draft_logits.argmax()).item() == logits.argmax().item()
+    probs = draft_logits.softmax(-1)
     close(model.to_target_vocab(probs), logits.softmax(-1))
     ids = torch.tensor([9, 21])
     close(
@@ -265,8 +265,8 @@ def test_draws_follow_the_law_and_never_take_the_impossible():
     again = torch.cat([model.draw(probs.expand(1000, -1)) for _ in range(20)])
     assert torch.equal(drawn, again)
     # A verifier with the same seed must not see the numbers the draft has seen.
-    own = torch.Generator().manual_seed(5)
-    other = torch.rand(1000, dtype=torch.float64, generator=own)
+    generator = torch.Generator().manual_seed(5)
+    other = torch.rand(1000, dtype=torch.float64, generator=generator)
     assert not torch.equal(drawn[:1000], torch.searchsorted(probs.cumsum(0).double(), other))
 
 

@@ -25,9 +25,9 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 def byte_level(merges, *, turned=0, left_out=()):
     """A byte-level tokenizer; ``turned`` moves its ids, ``left_out`` are bytes it lacks."""
     signs = [c for c in ALPHABET if c not in left_out]
-    words = [*signs, *(a + b for a, b in merges)]
-    words = [*words[turned:], *words[:turned]]
-    vocab = {"<unk>": 0, "</s>": 1} | {word: i + 2 for i, word in enumerate(words)}
+    spellings = [*signs, *(a + b for a, b in merges)]
+    spellings = [*spellings[turned:], *spellings[:turned]]
+    vocab = {"<unk>": 0, "</s>": 1} | {word: i + 2 for i, word in enumerate(spellings)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -39,8 +39,8 @@ def byte_level(merges, *, turned=0, left_out=()):
 
 def metaspace():
     """As Llama's: a sign for a space, and bytes spelled."""
-    words = ["▁", "t", "h", "e", "th", "▁the", *(f"<0x{i:02X}>" for i in range(256))]
-    vocab = {"<unk>": 0, "</s>": 1} | {word: i + 2 for i, word in enumerate(words)}
+    spellings = ["▁", "t", "h", "e", "th", "▁the", *(f"<0x{i:02X}>" for i in range(256))]
+    vocab = {"<unk>": 0, "</s>": 1} | {word: i + 2 for i, word in enumerate(spellings)}
     merges = [("t", "h")]
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
@@ -61,8 +61,8 @@ def test_shared_ids_spell_the_same_and_all_others_are_read_in_pieces(draft):
     sizes = SIZES | {"draft_vocab": len(draft)}
     shared = shared_vocabulary(TARGET, draft, **sizes)
     ours, theirs = token_texts(TARGET), token_texts(draft)
-    for own, target in enumerate(shared.ids.tolist()):
-        assert target < 0 or theirs[own] == ours[target]
+    for draft_id, target in enumerate(shared.ids.tolist()):
+        assert target < 0 or theirs[draft_id] == ours[target]
     partners = set(shared.ids[shared.ids >= 0].tolist())
     common = set(ours.values()) & set(theirs.values())
     assert {ours[i] for i in partners} == common and len(partners) == len(common) > 250
@@ -80,13 +80,13 @@ def test_shared_ids_spell_the_same_and_all_others_are_read_in_pieces(draft):
 
 def test_with_one_way_of_writing_bytes_they_are_those_of_transformers():
     theirs = AssistantToTargetTranslator(TARGET, DRAFT, SIZES["target_vocab"])
-    found = {int(t): own for own, t in enumerate(SHARED.ids.tolist()) if t >= 0}
-    assert found == theirs.target_to_assistant_input_ids
+    draft_ids = {int(t): draft_id for draft_id, t in enumerate(SHARED.ids.tolist()) if t >= 0}
+    assert draft_ids == theirs.target_to_assistant_input_ids
 
 
 def draft_of(network, shared, nodes=40):
-    own = Target(network, max_len=300 + nodes, max_nodes=nodes)
-    return DraftModel(own, target_vocab=SIZES["target_vocab"], shared=shared, max_nodes=nodes)
+    draft = Target(network, max_len=300 + nodes, max_nodes=nodes)
+    return DraftModel(draft, target_vocab=SIZES["target_vocab"], shared=shared, max_nodes=nodes)
 
 
 def unlike():
@@ -140,9 +140,9 @@ def decoded(network, draft, drafter, text, n):
     loop = engine(target, overlap="serial")
     prompt = np.array(TARGET.encode(text), dtype=np.int64)
     plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=n)
-    found = loop.decode(prompt, drafter, max_new_tokens=n)
-    assert found.output_ids == plain.output_ids
-    return found, drafted
+    result = loop.decode(prompt, drafter, max_new_tokens=n)
+    assert result.output_ids == plain.output_ids
+    return result, drafted
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -162,20 +162,20 @@ def test_a_draft_that_is_the_target_under_other_ids_is_accepted(method):
     nodes = drafter.needs.draft_nodes or drafter.needs.max_nodes
     turned = byte_level([("t", "h"), ("th", "e"), ("Ġ", "a"), ("a", "t"), ("at", "at")], turned=91)
     shared = shared_vocabulary(TARGET, turned, **SIZES | {"draft_vocab": len(turned)})
-    own = tiny_model("llama", vocab_size=len(turned))
+    draft_network = tiny_model("llama", vocab_size=len(turned))
     state = {k: v for k, v in network.state_dict().items() if v.shape[0] != SIZES["target_vocab"]}
-    own.load_state_dict(state, strict=False)
+    draft_network.load_state_dict(state, strict=False)
     with torch.no_grad():
         for ours, theirs in (
-            (network.get_input_embeddings(), own.get_input_embeddings()),
-            (network.lm_head, own.lm_head),
+            (network.get_input_embeddings(), draft_network.get_input_embeddings()),
+            (network.lm_head, draft_network.lm_head),
         ):
             theirs.weight.copy_(ours.weight[torch.from_numpy(shared.ids)])
         network.lm_head.weight[len(TARGET) :] = 0.0  # padding is never said
-    found, _ = decoded(network, draft_of(own, shared, nodes), drafter, "the a", 41)
+    result, _ = decoded(network, draft_of(draft_network, shared, nodes), drafter, "the a", 41)
     if method == "sps":
-        assert found.committed_per_step == [4] * 10
-    assert np.mean(found.committed_per_step) > 2
+        assert result.committed_per_step == [4] * 10
+    assert np.mean(result.committed_per_step) > 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6, top_k=20)])
@@ -195,6 +195,6 @@ def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
     logits[SHARED.ids < 0] = -torch.inf
     law = sampling.probs(logits[None])[0]
     q = tree.probs.q[0].double()
-    known = np.flatnonzero(SHARED.ids >= 0)
-    assert (q[SHARED.ids[known]] - law[known].double()).abs().max() < 1e-6
+    shared_ids = np.flatnonzero(SHARED.ids >= 0)
+    assert (q[SHARED.ids[shared_ids]] - law[shared_ids].double()).abs().max() < 1e-6
     assert float(q.sum()) == pytest.approx(1.0)

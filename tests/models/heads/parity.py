@@ -21,10 +21,10 @@ def load(folder, family, ends=None, dtype=torch.float64, **options):
     return LOADERS[family][2](folder, tiny_heads.Ghost(dtype=dtype, ends=ends), **options)
 
 
-def saved(folder, family, change=None, made=None):
+def saved(folder, family, change=None, head_files=None):
     """Write a family's checkpoint, or one ``made`` otherwise, changed by ``change``."""
     make, name, _ = LOADERS[family]
-    config, tensors = made or make()
+    config, tensors = head_files or make()
     if change:
         change(config, tensors)
     tiny_heads.save(folder, config, tensors, name)
@@ -60,9 +60,9 @@ def steps(head, width, vocab=tiny_heads.VOCAB, n_steps=2):
 
 
 def check_eagle(folder, **options):
-    config, tensors = made = tiny_heads.eagle(**options)
+    config, tensors = head_files = tiny_heads.eagle(**options)
     target = tiny_heads.target()
-    head = load(saved(folder, "eagle", made=made), "eagle", target)
+    head = load(saved(folder, "eagle", head_files=head_files), "eagle", target)
     for ids, states, rows, nodes in steps(head, tiny_heads.HIDDEN):
         for path, feature in nodes[::3]:
             plain = plain_heads.eagle(tensors, target.embedding, config, ids, states, path)
@@ -71,10 +71,10 @@ def check_eagle(folder, **options):
             close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
 
 
-def check_eagle3(folder, made):
-    config, tensors = made
+def check_eagle3(folder, head_files):
+    config, tensors = head_files
     target = tiny_heads.target()
-    head = load(saved(folder, "eagle3", made=made), "eagle3", target)
+    head = load(saved(folder, "eagle3", head_files=head_files), "eagle3", target)
     width = tensors["fc.weight"].shape[1]
     for ids, states, rows, nodes in steps(head, width):
         for path, feature in nodes[::3]:
@@ -82,16 +82,16 @@ def check_eagle3(folder, made):
             close(feature, plain[-1])
             close(head.logits(feature), logits[-1])
             close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
-    own = torch.arange(tiny_heads.DRAFT_VOCAB)
-    close(head.to_target_ids(own), tensors["t2d"].nonzero()[:, 0])
+    draft_ids = torch.arange(tiny_heads.DRAFT_VOCAB)
+    close(head.to_target_ids(draft_ids), tensors["t2d"].nonzero()[:, 0])
 
 
-def check_hydra(folder, arch, own=True):
+def check_hydra(folder, arch, lm_heads=True):
     config, tensors = tiny_heads.hydra(arch)
-    if not own:
+    if not lm_heads:
         tensors = {key: w for key, w in tensors.items() if not key.startswith("hydra_lm_head.")}
     target = tiny_heads.target()
-    head = load(saved(folder, "hydra", made=(config, tensors)), "hydra", target)
+    head = load(saved(folder, "hydra", head_files=(config, tensors)), "hydra", target)
     prefixed = arch == "prefix-mlp"
     numbers = [1, 3, 5] if prefixed else [0, 1, 2]
     generator = torch.Generator().manual_seed(0)
@@ -114,9 +114,9 @@ def check_hydra(folder, arch, own=True):
             close(head(prefix, paths), torch.stack(logits))
 
 
-def check_medusa(folder, n_blocks, own):
-    config, tensors = tiny_heads.medusa(n_blocks=n_blocks, own=own)
-    name = "medusa_lm_head.pt" if own else "medusa_lm_head.safetensors"
+def check_medusa(folder, n_blocks, lm_heads):
+    config, tensors = tiny_heads.medusa(n_blocks=n_blocks, lm_heads=lm_heads)
+    name = "medusa_lm_head.pt" if lm_heads else "medusa_lm_head.safetensors"
     tiny_heads.save(folder, config, tensors, name)
     target = tiny_heads.target()
     heads = load(folder, "medusa", target)

@@ -23,7 +23,7 @@ def put(**values):
     return lambda config, tensors: tensors.update(values)
 
 
-def said(**changes):
+def edit(**changes):
     return lambda config, tensors: config.update(changes)
 
 
@@ -115,7 +115,7 @@ REFUSED += [
 ]
 # What config.json says; a size must not make modules without end.
 REFUSED += [
-    (family, said(**{key: value}), f"`{key}` must be .*, got {re.escape(repr(value))}")
+    (family, edit(**{key: value}), f"`{key}` must be .*, got {re.escape(repr(value))}")
     for family, key, values in (
         ("eagle", "rope_theta", ("abc", [1], -1, math.nan, math.inf)),
         ("eagle", "rms_norm_eps", ("abc", 0)),
@@ -137,24 +137,24 @@ REFUSED += [
     for value in values
 ]
 REFUSED += [
-    ("eagle", said(bias=False), r"Unexpected.*fc\.bias"),
-    ("eagle", said(head_dim=5), "head_dim"),
-    ("eagle", said(num_key_value_heads=3), "cannot share 3"),
-    ("eagle", said(rope_parameters={"rope_theta": 9}), "rope_theta.*9.*500"),
-    ("eagle", said(rope_parameters={"rope_theta": {}}), r"rope_parameters\.rope_theta"),
-    ("eagle", said(rope_scaling={"type": "dynamic", "factor": 2.0}), "'yarn', got 'dynamic'"),
-    ("eagle", said(rope_scaling={"type": "linear", "factor": 0}), "gives no positions"),
-    ("eagle", said(rope_scaling={"type": "linear", "factor": "4"}), "gives no positions"),
-    ("eagle", said(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "gives no positions"),
-    ("eagle3", said(eagle_aux_hidden_state_layer_ids=[1, -2, 3]), "layer_ids.*-2"),
-    ("eagle3", said(eagle_aux_hidden_state_layer_ids=[1, 2]), r"mismatch for fc\.weight"),
-    ("speculators", said(transformer_layer_config=None), "transformer_layer_config.*hidden_size"),
-    ("speculators", said(transformer_layer_config={"model_type": "gemma"}), "'qwen3', got 'gemma'"),
+    ("eagle", edit(bias=False), r"Unexpected.*fc\.bias"),
+    ("eagle", edit(head_dim=5), "head_dim"),
+    ("eagle", edit(num_key_value_heads=3), "cannot share 3"),
+    ("eagle", edit(rope_parameters={"rope_theta": 9}), "rope_theta.*9.*500"),
+    ("eagle", edit(rope_parameters={"rope_theta": {}}), r"rope_parameters\.rope_theta"),
+    ("eagle", edit(rope_scaling={"type": "dynamic", "factor": 2.0}), "'yarn', got 'dynamic'"),
+    ("eagle", edit(rope_scaling={"type": "linear", "factor": 0}), "gives no positions"),
+    ("eagle", edit(rope_scaling={"type": "linear", "factor": "4"}), "gives no positions"),
+    ("eagle", edit(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "gives no positions"),
+    ("eagle3", edit(eagle_aux_hidden_state_layer_ids=[1, -2, 3]), "layer_ids.*-2"),
+    ("eagle3", edit(eagle_aux_hidden_state_layer_ids=[1, 2]), r"mismatch for fc\.weight"),
+    ("speculators", edit(transformer_layer_config=None), "transformer_layer_config.*hidden_size"),
+    ("speculators", edit(transformer_layer_config={"model_type": "gemma"}), "'qwen3', got 'gemma'"),
     ("speculators", put_in_layer(num_hidden_layers="abc"), "num_hidden_layers.*'abc'"),
     ("speculators", put_in_layer(num_hidden_layers=10**6), r"Missing.*layers\.1\.input_layer"),
-    ("hydra", said(hydra_num_layers=None), "hydra_num_layers"),
-    ("hydra", said(hydra_num_layers=0), "hydra_num_layers"),
-    ("hydra", said(hydra_num_layers=10**9), r"Missing.*hydra_mlp\.0\.7\.linear"),
+    ("hydra", edit(hydra_num_layers=None), "hydra_num_layers"),
+    ("hydra", edit(hydra_num_layers=0), "hydra_num_layers"),
+    ("hydra", edit(hydra_num_layers=10**9), r"Missing.*hydra_mlp\.0\.7\.linear"),
 ]
 
 
@@ -215,8 +215,8 @@ def test_a_byte_that_was_lost_is_no_crash(tmp_path, zipped):
     torch.save({FC: ROWS[29]}, file, _use_new_zipfile_serialization=zipped)
     whole, random = file.read_bytes(), np.random.default_rng(0)
     refused = 0
-    for place in random.integers(len(whole), size=40):
-        file.write_bytes(whole[:place] + random.bytes(1) + whole[place + 1 :])
+    for position in random.integers(len(whole), size=40):
+        file.write_bytes(whole[:position] + random.bytes(1) + whole[position + 1 :])
         try:
             checkpoint.read(tmp_path, [file.name])
         except WeightsNotFound as error:
@@ -259,14 +259,14 @@ def test_an_embedding_is_used_where_it_is_no_copy_of_the_targets(tmp_path, famil
     copy = {"embed_tokens.weight": tiny_heads.target().embedding.half().double()}
     assert load(saved(tmp_path, family, put(**copy)), family).embedding is None
     assert not caplog.records
-    own = torch.randn(tiny_heads.VOCAB, tiny_heads.HIDDEN, dtype=torch.float64)
-    head = load(saved(tmp_path, family, put(**{"embed_tokens.weight": own})), family)
-    parity.close(head.embedding, own)
+    table = torch.randn(tiny_heads.VOCAB, tiny_heads.HIDDEN, dtype=torch.float64)
+    head = load(saved(tmp_path, family, put(**{"embed_tokens.weight": table})), family)
+    parity.close(head.embedding, table)
     assert "its own is used" in caplog.text
     width = tiny_heads.HIDDEN * (1 if family == "eagle" else 3)
     states = torch.randn(2, width, dtype=torch.float64)
     outs = []
-    for target in (tiny_heads.target(), tiny_heads.Ends(own, tiny_heads.target().head)):
+    for target in (tiny_heads.target(), tiny_heads.Ends(table, tiny_heads.target().head)):
         head = load(tmp_path, family, target)
         head.reserve(4, 1)
         outs.append(head.catch_up(torch.tensor([3, 4]), states))
@@ -294,15 +294,15 @@ def test_a_head_wider_than_its_target_needs_its_own_embedding(tmp_path):
 
 
 def test_one_of_d2t_and_t2d_is_enough_and_none_for_one_vocabulary(tmp_path):
-    own = torch.arange(tiny_heads.DRAFT_VOCAB)
+    draft_ids = torch.arange(tiny_heads.DRAFT_VOCAB)
     ids = tiny_heads.draft_vocabulary()["t2d"].nonzero()[:, 0]
     for other in ("d2t", "t2d"):
         head = load(saved(tmp_path, "eagle3", drop(other)), "eagle3")
-        assert torch.equal(head.to_target_ids(own), ids)
+        assert torch.equal(head.to_target_ids(draft_ids), ids)
     saved(tmp_path, "eagle3", lambda config, tensors: (tensors.pop("d2t"), tensors.pop("t2d")))
     refused(tmp_path, "eagle3", IDS)
     head = load(tmp_path, "eagle3", tiny_heads.target(vocab=tiny_heads.DRAFT_VOCAB))
-    assert torch.equal(head.to_target_ids(own), own)
+    assert torch.equal(head.to_target_ids(draft_ids), draft_ids)
 
 
 def test_layer_ids_stand_where_either_dialect_puts_them(tmp_path):

@@ -50,11 +50,11 @@ def _guesses(head, width, compiled):
     torch.manual_seed(2)
     size = head.shape.hidden_size
 
-    found = [head.catch_up(*_rows(n, width)) for n in (9, 3, 1)]
-    found.append(head.extend(*_rows(3, size), torch.tensor([-1, -1, -1])))
-    found.append(head.extend(*_rows(4, size), torch.tensor([0, 2, 2, 1])))
-    found.append(head.catch_up(*_rows(2, width)))
-    return torch.cat(found)
+    features = [head.catch_up(*_rows(n, width)) for n in (9, 3, 1)]
+    features.append(head.extend(*_rows(3, size), torch.tensor([-1, -1, -1])))
+    features.append(head.extend(*_rows(4, size), torch.tensor([0, 2, 2, 1])))
+    features.append(head.catch_up(*_rows(2, width)))
+    return torch.cat(features)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_guesses_are_those_of_the_layers(kind, more, threads):
     try:
         head, width = _head(kind, **more)
         with torch.inference_mode():
-            one, other = (_guesses(head, width, compiled) for compiled in (True, False))
+            compiled_rows, other = (_guesses(head, width, compiled) for compiled in (True, False))
     finally:
         torch.set_num_threads(before)
-    assert float(one.abs().max()) > 0.5
-    torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    assert float(compiled_rows.abs().max()) > 0.5
+    torch.testing.assert_close(compiled_rows, other, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1"])
@@ -86,11 +86,11 @@ def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
             part.reserve(60, 4)
             part.cache.few = 4
         torch.manual_seed(3)
-        asked = [_rows(n, width) for n in counts]
-        alone = [part.catch_up(*each) for part, each in zip(heads, asked, strict=True)]
+        batch = [_rows(n, width) for n in counts]
+        alone = [part.catch_up(*rows) for part, rows in zip(heads, batch, strict=True)]
         for part in heads:
             part.cache.truncate(0)
-        works = [part.catching_up(*each) for part, each in zip(heads, asked, strict=True)]
+        works = [part.catching_up(*rows) for part, rows in zip(heads, batch, strict=True)]
         calls = [next(work) for work in works]
         if kind != "eagle":  # the states become features first
             calls = [
@@ -116,9 +116,9 @@ def test_a_short_text_s_head_has_room_for_the_keys_of_a_longer_text(monkeypatch)
         if more.get("dtype") is not torch.uint8:
             return real(*sizes, **more)
         (size,) = sizes
-        made = torch.full((size + 1_000_000,), 7, dtype=torch.uint8)
-        behind.append(made[size:])
-        return made[:size]
+        filler = torch.full((size + 1_000_000,), 7, dtype=torch.uint8)
+        behind.append(filler[size:])
+        return filler[:size]
 
     monkeypatch.setattr(torch, "empty", with_bytes_behind)
     head, width = _head("eagle")
@@ -128,14 +128,14 @@ def test_a_short_text_s_head_has_room_for_the_keys_of_a_longer_text(monkeypatch)
             part.reserve(room, 4)
         torch.manual_seed(3)
         texts[1].catch_up(*_rows(2900, width))
-        asked = [_rows(2, width), _rows(3, width)]
-        alone = [part.catch_up(*each) for part, each in zip(texts, asked, strict=True)]
+        batch = [_rows(2, width), _rows(3, width)]
+        alone = [part.catch_up(*rows) for part, rows in zip(texts, batch, strict=True)]
         texts[0].cache.truncate(0)
         texts[1].cache.truncate(2900)
-        calls = [next(part.catching_up(*each)) for part, each in zip(texts, asked, strict=True)]
+        calls = [next(part.catching_up(*rows)) for part, rows in zip(texts, batch, strict=True)]
         answers = calls[0].answer([call.request for call in calls])
-    for one, other in zip(answers, alone, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    for joint, other in zip(answers, alone, strict=True):
+        torch.testing.assert_close(joint, other, atol=2e-5, rtol=2e-5)
     assert behind and all((rest == 7).all() for rest in behind)
 
 

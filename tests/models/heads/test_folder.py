@@ -19,12 +19,12 @@ def home(tmp_path):
 
 
 def test_a_folder_is_found_by_its_path_and_by_its_name(home, monkeypatch):
-    own = home / "own"
-    assert folder.find(str(own), {}, MODEL) == own
-    assert folder.find("eagle", {"eagle": str(own)}, MODEL) == own
-    assert folder.weight_file(own) == own / "pytorch_model.bin"
+    head = home / "own"
+    assert folder.find(str(head), {}, MODEL) == head
+    assert folder.find("eagle", {"eagle": str(head)}, MODEL) == head
+    assert folder.weight_file(head) == head / "pytorch_model.bin"
     monkeypatch.setattr(folder, "PROJECT", home)
-    assert folder.find("eagle", {"eagle": "own"}, MODEL) == own
+    assert folder.find("eagle", {"eagle": "own"}, MODEL) == head
 
 
 @pytest.mark.parametrize(
@@ -48,24 +48,24 @@ def test_models_with_a_head_of_each_kind(model):
     heads = to_config(compose(["method=pld", f"model={model}"])).pair.heads
     assert set(heads) == {"medusa", "hydra", "eagle", "eagle3"}
     shipped = model == "smollm2_135m"
-    assert all(place.startswith("assets/") == shipped for place in heads.values())
+    assert all(location.startswith("assets/") == shipped for location in heads.values())
 
 
 def test_only_methods_that_read_a_head_have_it_in_their_key():
-    def moved(*words):
-        return run_key(compose([*words, "pair.heads.eagle=other/EAGLE"])) != run_key(compose(words))
+    def moved(*args):
+        return run_key(compose([*args, "pair.heads.eagle=other/EAGLE"])) != run_key(compose(args))
 
     assert not moved("method=medusa")
     assert moved("method=pld", "compare=[sam_eagle2]")
     assert moved("method=union", "method.drafters=[pld,{method: eagle}]")
 
 
-@pytest.mark.parametrize("words", ["method=medusa method.tree={}",
+@pytest.mark.parametrize("overrides", ["method=medusa method.tree={}",
                                    "method=pld compare=[{{method:medusa,tree:{}}}]"])  # fmt: skip
-def test_a_tree_in_a_file_is_in_the_key_by_what_it_holds(tmp_path, words):
+def test_a_tree_in_a_file_is_in_the_key_by_what_it_holds(tmp_path, overrides):
     file = tmp_path / "tree.json"
     keys = []
     for text in ("[[0]]", "[[0], [1]]", "[[0]]"):
         file.write_text(text, encoding="utf-8")
-        keys.append(run_key(compose(words.format(file).split())))
+        keys.append(run_key(compose(overrides.format(file).split())))
     assert keys[0] == keys[2] != keys[1]

@@ -9,15 +9,15 @@ from specbench.models.heads import eagle, eagle3, layer_shape, row_cache
 from tests.models.heads import parity, tiny_heads
 
 
-@pytest.mark.parametrize(("n_blocks", "own"), [(1, True), (1, False), (2, True), (2, False)])
-def test_medusa_is_its_plain_restatement(tmp_path, n_blocks, own):
-    parity.check_medusa(tmp_path, n_blocks, own)
+@pytest.mark.parametrize(("n_blocks", "lm_heads"), [(1, True), (1, False), (2, True), (2, False)])
+def test_medusa_is_its_plain_restatement(tmp_path, n_blocks, lm_heads):
+    parity.check_medusa(tmp_path, n_blocks, lm_heads)
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("lm_heads", [True, False])
 @pytest.mark.parametrize("arch", ["mlp", "prefix-mlp"])
-def test_hydra_is_its_plain_restatement(tmp_path, arch, own):
-    parity.check_hydra(tmp_path, arch, own=own)
+def test_hydra_is_its_plain_restatement(tmp_path, arch, lm_heads):
+    parity.check_hydra(tmp_path, arch, lm_heads=lm_heads)
 
 
 @pytest.mark.parametrize(("bias", "qkv_bias"), [(True, False), (False, False), (True, True)])

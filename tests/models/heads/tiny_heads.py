@@ -68,10 +68,10 @@ def save(folder, config, tensors, name):
         torch.save(tensors, folder / name)
 
 
-def medusa(n_heads=5, n_blocks=1, own=True, hidden=HIDDEN, vocab=VOCAB):
+def medusa(n_heads=5, n_blocks=1, lm_heads=True, hidden=HIDDEN, vocab=VOCAB):
     """Its configuration names 2 heads, as the published ones do."""
     ends = target(hidden, vocab)
-    heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
+    heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=lm_heads)
     return {"medusa_num_heads": 2, "medusa_num_layers": n_blocks}, random_tensors(heads)
 
 
@@ -100,9 +100,9 @@ def draft_vocabulary(vocab=VOCAB):
     size = min(DRAFT_VOCAB, vocab - 1)
     ids = torch.arange(vocab)[1 :: 3 if vocab >= VOCAB else 1][: size - 2]
     ids = torch.cat([ids, torch.tensor([vocab - 2, vocab - 1])])
-    known = torch.zeros(vocab, dtype=torch.bool)
-    known[ids] = True
-    return {"d2t": ids - torch.arange(size), "t2d": known}
+    draftable = torch.zeros(vocab, dtype=torch.bool)
+    draftable[ids] = True
+    return {"d2t": ids - torch.arange(size), "t2d": draftable}
 
 
 def _eagle3(config, keys, vocab=VOCAB):
@@ -135,17 +135,17 @@ def save_each(folder, vocab=VOCAB, shape=None):
     ``shape``: of the target's layers.
     """
     hidden = shape.hidden_size if shape else HIDDEN
-    made = {
+    heads = {
         "medusa": (medusa(hidden=hidden, vocab=vocab), "medusa_lm_head.pt"),
         "hydra": (hydra(n_heads=4, hidden=hidden, vocab=vocab, shape=shape), "hydra_lm_head.pt"),
         "eagle": (eagle(hidden=hidden), "pytorch_model.bin"),
         "eagle3": (eagle3(hidden, vocab), "model.safetensors"),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (head, file) in made.items():
+    for name, (head, file) in heads.items():
         if not (folder / name / file).exists():
             save(folder / name, *head, file)
-    return {name: folder / name for name in made}
+    return {name: folder / name for name in heads}
 
 
 def states_of(tokens, layers, hidden=HIDDEN):
