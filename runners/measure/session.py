@@ -631,7 +631,7 @@ def make_target(
         batch=batch,
         reason=reason,
         packed_bytes=packed_bytes(config.engine.packed),
-        texts=config.batch.size if drafts else 1,
+        sequences=config.batch.size if drafts else 1,
     )
     target.draft_weights = config.engine.draft_weights
     return target

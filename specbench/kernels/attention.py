@@ -32,9 +32,9 @@ class AttentionPlan:
     # Additive masks by sliding-window size, for layers that have one and where some key lies
     # outside the window; a missing size means the window hides nothing.
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Of a pass over the rows of several texts behind each other: how many rows are each one's, and
-    # its plan; keys and values are then lists. Nothing else of this plan counts.
-    texts: tuple[tuple[int, AttentionPlan], ...] = ()
+    # For a pass over the rows of several sequences: each one's number of rows, and its plan; keys
+    # and values are then lists, and nothing else of this plan counts.
+    sequences: tuple[tuple[int, AttentionPlan], ...] = ()
     # the masks above with their rows repeated, by (mask's id, times); filled by use
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     # the masks above on the devices of other layers, by (mask's id, device); likewise
@@ -129,7 +129,7 @@ def attend(
         module: transformers hands it over; named in refusals.
         query: ``[batch, heads, rows, head_dim]``.
         key, value: ``[batch, kv_heads, keys, head_dim]``, cached ones first; one for each of
-            ``plan.texts``, where it has any.
+            ``plan.sequences``, where it has any.
         attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask (Gemma-2).
 
@@ -142,12 +142,12 @@ def attend(
     if not others.keys() <= WITHOUT_EFFECT:
         refuse_arguments(module, others)
     plan = plan or AttentionPlan(mask=attention_mask, causal=attention_mask is None)
-    if plan.texts:
-        # Text by text over its own keys: what each gets is what it gets alone.
-        parts = query.split([rows for rows, _ in plan.texts], 2)
+    if plan.sequences:
+        # Sequence by sequence over its own keys: each gets what it would get alone.
+        parts = query.split([rows for rows, _ in plan.sequences], 2)
         attended = [
-            attend(module, part, keys, values, None, scaling, sliding_window, softcap, one_plan)[0]
-            for part, keys, values, (_, one_plan) in zip(parts, key, value, plan.texts, strict=True)
+            attend(module, part, keys, values, None, scaling, sliding_window, softcap, plan)[0]
+            for part, keys, values, (_, plan) in zip(parts, key, value, plan.sequences, strict=True)
         ]
         return torch.cat(attended, 1), None
     assert isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)

@@ -19,20 +19,20 @@ from specbench.kernels.panel_kernels import WIDTH, form_of
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The rows of a pass that continue one text.
+    """The rows of a pass that continue one sequence.
 
     Attributes:
         storage: ``[2 * layers, batch, kv_heads, max_len, head_dim]``, see ``KVCache``.
-        text: which of the batch is this text's.
+        sequence: its index in the batch.
         past: rows of the cache that all rows see.
-        held: rows behind them that ``visible`` tells of.
-        rows: that are read now; their keys and values are written behind.
-        visible: ``[rows, held + rows]`` bool, which of held and own rows each sees; None where
-            each sees all before it and itself.
+        held: rows after them that ``visible`` covers.
+        rows: that are read now; their keys and values are appended.
+        visible: ``[rows, held + rows]`` bool, which of held and new rows each sees; None if each
+            sees all before it and itself.
     """
 
     storage: torch.Tensor
-    text: int
+    sequence: int
     past: int
     held: int
     rows: int
@@ -49,7 +49,7 @@ class CompiledCall:
 
     Args:
         run: see ``pass_kernels.compiled``.
-        layers: how many; a class puts `_layer_words` of each into ``_table``.
+        layers: how many; a class puts `_layer_fields` of each into ``_table``.
         numbers: epsilons of norms and of heads' norms, and the scale of attention.
     """
 
@@ -180,7 +180,7 @@ class CompiledCall:
             segment_row[:] = (
                 first,
                 segment.rows,
-                storage.data_ptr() + 4 * segment.text * per_text,
+                storage.data_ptr() + 4 * segment.sequence * per_text,
                 per_head,
                 per_kind,
                 2 * per_kind,

@@ -1,11 +1,11 @@
-"""Several texts on one model: all their rows in one pass, and nothing else shared.
+"""Several sequences on one model: all their rows in one pass, and nothing else shared.
 
-The rows of all drafts stand behind each other on one axis, without padding. Products, norms and
-rotations work row by row and do not know texts. Attention runs text by text over the text's own
-keys, so what a text gets does not depend on its neighbours, but for the order in which a product
-of many rows may add numbers.
+The rows of all drafts follow each other on one axis, without padding. Products, norms and rotations
+work row by row and do not know sequences. Attention runs for each sequence over its own keys, so
+what a sequence gets does not depend on its neighbours, except for the order in which a product of
+many rows may add numbers.
 
-Each text has a slot: a cache of its own, whose length, positions and commits are its own, too.
+Each sequence has a slot: a cache with its own length, positions and commits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import CompiledPass
-from specbench.models.kv_cache import KVCache, TextCaches
+from specbench.models.kv_cache import KVCache, SequenceCaches
 from specbench.models.scores import Scores
 from specbench.models.target import Target, read_draft
 from specbench.system import host_memory
 
 
 class Slot:
-    """What one text keeps between passes: keys and values, and the geometry of its draft."""
+    """State of one sequence between passes: keys and values, and its draft's geometry."""
 
     def __init__(self, target: Target, cache: KVCache) -> None:
         self._target, self.cache = target, cache
@@ -42,7 +42,7 @@ class Slot:
     def prefill(
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
     ) -> Scores:
-        """See `Target.prefill`; a prompt is read alone."""
+        """See `Target.prefill`; a prompt has a pass of its own."""
         with self._target.on(self.cache):
             return self._target.prefill(prompt, all_logits=all_logits, hidden_layers=hidden_layers)
 
@@ -56,18 +56,18 @@ class Slot:
 
 
 class BatchTarget:
-    """The passes of up to ``size`` texts over one ``target``, whose own cache it leaves alone.
+    """The passes of up to ``size`` sequences over one ``target``, whose cache stays untouched.
 
     Passes are one compiled call where the target's are (`specbench.kernels.compiled_pass`), and
-    else go through transformers' layers. A batch layout (``DraftTree.rows``) is read as the tree
-    that it is.
+    otherwise go through transformers' layers. A batch layout (``DraftTree.rows``) is read as a
+    tree.
 
     Args:
-        max_nodes: of a text's draft; by default the target's.
-        draft_bytes: what draft models will keep beside it, for each token of a text.
+        max_nodes: of a sequence's draft; by default the target's.
+        draft_bytes: of draft models' caches, for each token of a sequence.
 
     Raises:
-        ConfigurationError: the machine has no memory for so many texts; names how many fit.
+        ConfigurationError: the machine has no memory for so many sequences; says how many fit.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class BatchTarget:
         self.reserve()
 
     def reserve(self, max_len: int = 0) -> None:
-        """Make room for texts of ``max_len`` tokens, or as long as the target's may be; untimed.
+        """Allocate slots for ``max_len`` tokens, or as many as the target has room for; untimed.
 
         Raises:
-            ConfigurationError: there is none for them; slots stay as they are.
-            RuntimeError: the machine had less than it said; slots stay as long as they were.
+            ConfigurationError: the machine has no memory for them; slots stay as they are.
+            RuntimeError: the machine had less than it reported; slots keep their length.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
         required = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
@@ -116,16 +116,16 @@ class BatchTarget:
         target = self._target
         cached = target.token_bytes * length
         scored = (nodes + 1) * target.vocab_size * target.dtype.itemsize
-        text = cached + scored + self._draft_bytes * length
-        # What slots hold is given back before others are made.
+        per_sequence = cached + scored + self._draft_bytes * length
+        # The slots' memory is freed before others are allocated.
         held = sum(s.cache.nbytes + self._draft_bytes * s.cache.max_len for s in self.slots)
-        fits = int((free_bytes(self.device) + held) // text)
+        fits = int((free_bytes(self.device) + held) // per_sequence)
         if fits < self._size:
             drafts = ", of draft models, too" if self._draft_bytes else ""
             raise ConfigurationError(
-                f"batch.size={self._size}: a text takes {text / 1e9:.2f} GB (keys and values of "
-                f"{length} tokens{drafts}; logits of {nodes + 1} rows), and the memory "
-                f"that is free holds {fits}. Type batch.size={max(1, fits)}, or fewer "
+                f"batch.size={self._size}: a sequence takes {per_sequence / 1e9:.2f} GB (keys and "
+                f"values of {length} tokens{drafts}; logits of {nodes + 1} rows), and the free "
+                f"memory holds {fits}. Type batch.size={max(1, fits)}, or fewer "
                 "generation.max_new_tokens."
             )
 
@@ -143,7 +143,7 @@ class BatchTarget:
             slot.cache.clear()
 
     def check(self, slot: int, tree: DraftTree) -> None:
-        """Refuse a malformed draft, or one without room, before others are in a pass with it.
+        """Refuse a malformed draft, or one without room, before it joins a pass with others.
 
         Raises:
             CaseFailed: says what is wrong.
@@ -159,31 +159,31 @@ class BatchTarget:
 
         Args:
             drafts: what `check` has read, each of another slot.
-            hidden_layers: hidden states to hand over, of all texts alike.
+            hidden_layers: hidden states to return, the same for all sequences.
         """
-        texts, roots = [], to_device(np.array([root for _, root, _ in drafts]), self.device)
+        sequences, roots = [], to_device(np.array([root for _, root, _ in drafts]), self.device)
         ids: list[torch.Tensor] = []
         for (number, _, tree), root in zip(drafts, roots.split(1), strict=True):
             slot = self.slots[number]
             seen = self._target.seen(tree, slot.geometry)
-            texts.append(_Text(slot.cache, len(tree) + 1, *seen))
+            sequences.append(_SequenceRows(slot.cache, len(tree) + 1, *seen))
             ids += [root, to_device(tree.tokens, self.device)]
         # An id outside would end the whole process there; the verifier refuses the case.
         inside = torch.cat(ids).clamp(0, self._target.vocab_size - 1)
-        whole = _joint_pass(self._target, self._compiled, inside, texts, hidden_layers)
+        whole = _joint_pass(self._target, self._compiled, inside, sequences, hidden_layers)
         scores, first = [], 0
-        for (number, _, _), text in zip(drafts, texts, strict=True):
-            part = slice(first, first + text.rows)
-            scores.append(whole.part(part, self.slots[number].geometry.depths[: text.rows]))
-            first += text.rows
+        for (number, _, _), sequence in zip(drafts, sequences, strict=True):
+            part = slice(first, first + sequence.rows)
+            scores.append(whole.part(part, self.slots[number].geometry.depths[: sequence.rows]))
+            first += sequence.rows
         return scores
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows that a text's own target is to read behind what it has read.
+    """Rows for a sequence's target to read next.
 
-    Nodes, as `Target.extend` has them; without ``depths`` text, as `Target.append`.
+    Nodes as in `Target.extend`; without ``depths``, text as in `Target.append`.
     """
 
     target: Target
@@ -203,7 +203,7 @@ def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
         if request.depths is None:
             return [request.target.append(request.ids)]
         return [request.target.extend(request.ids, request.visible, request.depths)]
-    texts = []
+    sequences = []
     for request in requests:
         cache, n, visible = request.target.cache, len(request.ids), request.visible
         depths = request.target.positions(n) if request.depths is None else request.depths
@@ -211,54 +211,54 @@ def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
             raise CaseFailed("invalid_draft", f"a draft's rows exceed the cache's {cache.max_len}")
         if visible is None:
             visible = request.target.lower_triangle(n, cache.retained)
-        texts.append(_Text(cache, n, visible, depths))
+        sequences.append(_SequenceRows(cache, n, visible, depths))
     ids, target = torch.cat([request.ids for request in requests]), requests[0].target
-    whole = _joint_pass(target, target.compiled, ids, texts)
+    whole = _joint_pass(target, target.compiled, ids, sequences)
     scores, end = [], 0
-    for request, text in zip(requests, texts, strict=True):
-        first, end = end, end + text.rows
+    for request, sequence in zip(requests, sequences, strict=True):
+        first, end = end, end + sequence.rows
         if request.depths is None:
-            text.cache.commit(None, text.rows)
+            sequence.cache.commit(None, sequence.rows)
             first = end - 1
         else:
-            text.cache.retain(text.rows)
+            sequence.cache.retain(sequence.rows)
         scores.append(whole.part(slice(first, end)))
     return scores
 
 
-class _Text(NamedTuple):
-    """What one text's rows are in a pass over those of several."""
+class _SequenceRows(NamedTuple):
+    """One sequence's rows in a pass over several."""
 
     cache: KVCache
     rows: int
-    visible: torch.Tensor | None  # which held and own rows they see; None: all
-    depths: torch.Tensor  # of held and own rows
+    visible: torch.Tensor | None  # which held and new rows they see; None: all
+    depths: torch.Tensor  # of held and new rows
 
 
 def _joint_pass(
     target: Target,
     compiled: CompiledPass | None,
     ids: torch.Tensor,
-    texts: Sequence[_Text],
+    sequences: Sequence[_SequenceRows],
     hidden_layers: tuple[int, ...] = (),
 ) -> Scores:
     """Run one pass over ``ids``, the rows of all sequences in turn; scores in that order."""
-    positions = torch.cat([t.depths[-t.rows :] + t.cache.length for t in texts])
+    positions = torch.cat([t.depths[-t.rows :] + t.cache.length for t in sequences])
     if compiled is not None:
         target.hidden_states.check(hidden_layers)
         segments = [
             Segment(t.cache.storage, 0, t.cache.length, t.cache.retained, t.rows, t.visible)
-            for t in texts
+            for t in sequences
         ]
         if outputs := compiled.run(ids, positions, segments, hidden_layers=hidden_layers):
             return Scores.of(outputs)
     plans = [
         (t.rows, target.plan_of(t.cache.length, t.visible, t.depths + t.cache.length, t.rows))
-        for t in texts
+        for t in sequences
     ]
-    with target.on(TextCaches([t.cache for t in texts], [t.rows for t in texts])):
+    with target.on(SequenceCaches([t.cache for t in sequences], [t.rows for t in sequences])):
         logits, hidden = target.through_layers(
-            ids[None], positions[None], AttentionPlan(texts=tuple(plans)), hidden_layers
+            ids[None], positions[None], AttentionPlan(sequences=tuple(plans)), hidden_layers
         )
     return Scores(logits[0], states=hidden)
 

@@ -155,14 +155,14 @@ class KVCache:
         for storage in self._storage.values():
             storage.zero_()
 
-    def segments(self, texts: int, rows: int, visible: torch.Tensor | None) -> list[Segment]:
+    def segments(self, sequences: int, rows: int, visible: torch.Tensor | None) -> list[Segment]:
         """Describe ``rows`` rows after each of the first ``sequences``, for a pass in one call.
 
         ``visible`` as in ``Segment``.
         """
         return [
-            Segment(self.storage, text, self.length, self.retained, rows, visible)
-            for text in range(texts)
+            Segment(self.storage, sequence, self.length, self.retained, rows, visible)
+            for sequence in range(sequences)
         ]
 
     # -- what the engine calls between passes ------------------------------------------------
@@ -212,11 +212,11 @@ class KVCache:
         self._shared = min(self._shared, length)
 
 
-class TextCaches:
-    """The caches of several texts in one pass over all their rows, behind each other.
+class SequenceCaches:
+    """Caches of several sequences in one pass over all their rows.
 
-    ``rows`` says how many of the pass's rows belong to each of ``caches``. What layers get are
-    lists, a tensor for each text, which `specbench.kernels.attention.attend` takes.
+    ``rows`` says how many of the pass's rows belong to each of ``caches``. Layers get lists, a
+    tensor for each sequence, which `specbench.kernels.attention.attend` takes.
     """
 
     def __init__(self, caches: Sequence[KVCache], rows: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ from specbench.kernels.attention import AttentionPlan, install, prompt_windows, 
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
-from specbench.models.kv_cache import KVCache, TextCaches, in_place, layer_devices
+from specbench.models.kv_cache import KVCache, SequenceCaches, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
@@ -45,7 +45,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for products in panels on a CPU, for the models of ``compiled_pass``,
             whose passes are then run by one call; 0 runs all models' through their layers.
-        texts: how many clones, itself included, read their rows in one pass.
+        sequences: how many clones, itself included, read their rows in one pass.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
 
     Attributes:
@@ -61,11 +61,11 @@ class Target:
         max_nodes: int = 128,
         batch: int = 1,
         packed_bytes: int = 0,
-        texts: int = 1,
+        sequences: int = 1,
         reason: str | None = None,
     ) -> None:
         cuda_settings.fix()
-        self._reason, self._texts, self.graph_tokens = reason, texts, 0
+        self._reason, self._sequences, self.graph_tokens = reason, sequences, 0
         self.draft_weights = FLOAT32_WEIGHTS  # what heads read
         self.model, config = model.eval(), model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -157,7 +157,7 @@ class Target:
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         compiled = self.packed_weights.get("pass") == ONE_CALL
-        sizes = (length, max(self._texts * rows + batch, _PIECE), self.windows)
+        sizes = (length, max(self._sequences * rows + batch, _PIECE), self.windows)
         self.compiled = CompiledPass(self.model, *sizes) if compiled else None
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
@@ -190,7 +190,7 @@ class Target:
         return self.cache.max_len - self.cache.length - 1
 
     @contextmanager
-    def on(self, cache: KVCache | TextCaches) -> Iterator[None]:
+    def on(self, cache: KVCache | SequenceCaches) -> Iterator[None]:
         """Let passes within, and their commits, use another sequence's cache, or several caches."""
         saved, self.cache = self.cache, cast("KVCache", cache)
         try:
@@ -313,7 +313,7 @@ class Target:
             visible, row_depths = self.seen(tree, self._geometry)
         positions = row_depths + past
         read = (ids, positions.expand(len(ids), -1))
-        # Rows of a batch layout are texts of their own to one call, and see themselves as such.
+        # One call reads the rows of a batch layout as sequences, which see themselves as such.
         seen = visible if select is None else None
         if outputs := self._in_one_call(*read, seen, hidden_layers=hidden_layers):
             return Scores.of(outputs, depths, select)
@@ -388,8 +388,8 @@ class Target:
         if self.compiled is None:
             return None
         self.hidden_states.check(more.get("hidden_layers", ()))
-        texts, rows = ids.shape
-        segments = self.cache.segments(texts, rows, visible)
+        sequences, rows = ids.shape
+        segments = self.cache.segments(sequences, rows, visible)
         return self.compiled.run(ids.flatten(), positions.flatten(), segments, **more)
 
     def seen(

@@ -1,6 +1,6 @@
 """What trained heads are made of: decoder layers, and the base that runs them.
 
-Heads of several texts that have their weights in common read the rows of all in one pass. A head of
+Heads that share weights read the rows of several sequences in one pass. A head of
 one layer takes as long for some fifty calls in Python and torch as for its products, so where these
 are in panels a pass of few rows is one compiled call.
 
@@ -140,7 +140,7 @@ class CompiledHead(CompiledCall):
         layers: `DecoderLayer`s; a first one without ``input_layernorm`` of weights reads its state
             as it is, and one with ``hidden_norm`` reads the embedding, too.
         join: makes the first layer's state of embedding and feature; None: it is the feature.
-        keys: rows of its own text's cache; other texts may have more.
+        keys: rows of its own cache; those of other sequences may have more.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class CompiledHead(CompiledCall):
     def run(self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None) -> torch.Tensor:
         """Run the layers over features and embeddings; ``[rows, hidden]``."""
         n, fields = len(rows), self._fields
-        # The rows may be of several texts, each with a cache of its own size.
+        # The rows may belong to several sequences, whose caches differ in size.
         keys = max(segment.keys for segment in rows.segments)
         if n > self._rows or keys > self._keys:
             self._reserve(max(n, self._rows), max(keys, self._keys))

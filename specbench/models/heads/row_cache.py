@@ -18,7 +18,7 @@ from specbench.decoding.tree import visibility
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.models.heads.layer_shape import LayerShape
-from specbench.models.kv_cache import KVCache, TextCaches
+from specbench.models.kv_cache import KVCache, SequenceCaches
 
 _ALIGNED = 16  # keys that attention kernels read at once: a mask of other sizes is copied
 
@@ -27,7 +27,7 @@ _ALIGNED = 16  # keys that attention kernels read at once: a mask of other sizes
 class Rows:
     """The rows of one pass: where they stand and what they see."""
 
-    cache: KVCache | TextCaches
+    cache: KVCache | SequenceCaches
     cos: torch.Tensor  # [rows, head_dim]
     sin: torch.Tensor
     plan: AttentionPlan
@@ -48,16 +48,16 @@ class Rows:
             return self.cache.update(keys, values, layer)
 
 
-def joint_rows(texts: Sequence[Rows]) -> Rows:
+def joint_rows(parts: Sequence[Rows]) -> Rows:
     """Join the rows of several sequences; each sequence's cache keeps its rows."""
-    if len(texts) == 1:
-        return texts[0]
-    caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
-    plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
-    cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
-    segments = tuple(segment for rows in texts for segment in rows.segments)
-    counts = [len(rows) for rows in texts]
-    return Rows(TextCaches(caches, counts), cos, sin, plan, None, segments)
+    if len(parts) == 1:
+        return parts[0]
+    caches = [rows.cache for rows in parts if isinstance(rows.cache, KVCache)]
+    plan = AttentionPlan(sequences=tuple((len(rows), rows.plan) for rows in parts))
+    cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in parts), strict=True))
+    segments = tuple(segment for rows in parts for segment in rows.segments)
+    counts = [len(rows) for rows in parts]
+    return Rows(SequenceCaches(caches, counts), cos, sin, plan, None, segments)
 
 
 class RowCache:
