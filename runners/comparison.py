@@ -387,10 +387,8 @@ def _with_model(overrides: Sequence[str], model: PreTrainedModel, name: str | No
         cfg = compose.compose([*overrides, f"model={name}"])
     else:
         cfg = compose.compose([*overrides, "model=local"])
-        cfg.model.id = source
-        cfg.model.name = name or compose.weights_name(
-            str(model.name_or_path or type(model).__name__)
-        )
+        weights = str(model.name_or_path or type(model).__name__)
+        cfg.model.id, cfg.model.name = source, name or compose.weights_name(weights)
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise unknown_name("dtype of the model:", dtype, DTYPES)

@@ -126,9 +126,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
         result.verifier = _verifier(cfg, name, verifier)
     # A part that the entry replaces is not merged with the previous one.
     cleared = {key: None for key, value in knobs.items() if is_part(value)}
-    result.method = OmegaConf.merge(
-        published if cfg.budgets == PUBLISHED else tuned, cleared, knobs
-    )
+    base = published if cfg.budgets == PUBLISHED else tuned
+    result.method = OmegaConf.merge(base, cleared, knobs)
     result.compare = []  # others' knobs may refer to the run's method
     draft = cfg.pair.draft if draft_weights(cfg.pair.draft, cfg.model) else pair.draft
     heads = {**pair.heads, **cfg.pair.heads}
@@ -175,8 +174,8 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     Instantiating the result builds the parts too; methods themselves never import each other.
     A part is a name, or ``{method: name, <knob>: ...}``. Its other values are its yaml's: a budget
     that a ``pair`` file sets for the method alone says nothing about its share of a common tree.
-    A part keeps its state as long as the whole. ``state_scope: paper`` becomes the paper's.
-    ``inside`` names the methods around this one.
+    It keeps its state as long as the whole; its scope ``paper`` becomes the paper's. ``inside``:
+    the methods around this one.
 
     Raises:
         ConfigurationError: an unknown method, one that contains itself, or a part with a state

@@ -107,23 +107,16 @@ def _committed(
     """Derive the tokens of each step where the counters allow it, else return ()."""
     if steps == n_new - 1:
         return (1,) * steps
-    accepted_per_step = counters.get(names.per_step) if names.per_step else None
-    if not isinstance(accepted_per_step, list) or any(whole(n) is None for n in accepted_per_step):
+    per_step = counters.get(names.per_step) if names.per_step else None
+    if not isinstance(per_step, list) or any(whole(n) is None for n in per_step):
         return ()
-    if len(accepted_per_step) == steps and sum(accepted_per_step) + steps == n_new - 1:
-        return tuple(1 + n for n in accepted_per_step)
+    if len(per_step) == steps and sum(per_step) + steps == n_new - 1:
+        return tuple(1 + n for n in per_step)
     # Steps without a draft came between these: the events show where, if they show these, too.
-    if (
-        not names.by_event
-        or len(per_event) != steps + 1
-        or sum(per_event) != n_new
-        or per_event[0] != 1
-    ):
+    sizes = (len(per_event), sum(per_event), *per_event[:1])
+    if not names.by_event or sizes != (steps + 1, n_new, 1):
         return ()
-    accepted, seen = (
-        [n for n in accepted_per_step if n],
-        [n - 1 for n in per_event[1:] if n > 1],
-    )
+    accepted, seen = [n for n in per_step if n], [n - 1 for n in per_event[1:] if n > 1]
     cut = seen[-1:] + accepted[-1:]  # by the answer's end
     agrees = seen in (accepted, accepted[:-1]) or (
         len(cut) == 2 and seen[:-1] == accepted[:-1] and cut[0] < cut[1]

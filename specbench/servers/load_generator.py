@@ -41,7 +41,6 @@ class Request:
 
     Attributes:
         messages: the dialogue that the server continues.
-        http: the request as sent; None until it is prepared.
         answer, counts: of the attempt that succeeded; ``counts`` None without counters.
         error: of the last attempt, where none succeeded.
         n_sent: how often it was sent.
@@ -250,7 +249,7 @@ class Servers:
 
         A request is repeated ``server.retries`` times where that may help: the connection was
         refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is not
-        JSON. Incomplete answers are discarded. A server of ours that died is started again.
+        JSON. Incomplete answers are dropped. Our own servers are started again if they died.
         ``longest``: tokens at most; None: the run's.
 
         Returns:
