@@ -348,9 +348,9 @@ def best_threshold(token_probs: FloatArray, accepted: BoolArray) -> float:
     largest threshold wins. Both classes must occur.
     """
     thresholds = np.unique(token_probs)[::-1]
-    taken = token_probs >= thresholds[:, None]
-    false_positives = (taken & ~accepted).sum(1) / (~accepted).sum()
-    false_negatives = 1 - (taken & accepted).sum(1) / accepted.sum()
+    drafted = token_probs >= thresholds[:, None]
+    false_positives = (drafted & ~accepted).sum(1) / (~accepted).sum()
+    false_negatives = 1 - (drafted & accepted).sum(1) / accepted.sum()
     return float(thresholds[(false_positives + 3 * false_negatives).argmin()])
 
 
@@ -507,8 +507,8 @@ def _context(bids: Sequence[DraftBid]) -> int:
 
 def _last(bids: Sequence[DraftBid]) -> BoolArray:
     """Mark the sequences with most tokens to go, ``[sequences]``."""
-    left = np.array([bid.remaining for bid in bids])
-    last: BoolArray = left == left.max()
+    remaining = np.array([bid.remaining for bid in bids])
+    last: BoolArray = remaining == remaining.max()
     return last
 
 

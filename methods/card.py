@@ -91,8 +91,8 @@ class Card(Drafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = _NODE_LIMIT // self.max_depth
-        self._require(self.k <= most, "k", f"at most {most} with method.max_depth={self.max_depth}")
+        cap = _NODE_LIMIT // self.max_depth
+        self._require(self.k <= cap, "k", f"at most {cap} with method.max_depth={self.max_depth}")
         self._ratio = 0 if self.r == "auto" else self.r
         self._require(self._ratio <= self.max_depth, "r", f"at most max_depth={self.max_depth}")
         self._target_weights = 0
@@ -208,7 +208,7 @@ class _Layer:
         parents: ``[n]`` indices in the layer above.
         scores: ``[n]`` logarithm of the path's probability, up to a constant of the whole tree.
         children: ``[m, k]`` tokens of each node's most likely children, on the draft's device.
-        chances: ``[m, k]`` logarithms of their conditional probabilities.
+        log_probs: ``[m, k]`` their conditional log-probabilities.
         rows: ``[n]`` the nodes' rows in these two, which pruning leaves unchanged.
     """
 
@@ -216,7 +216,7 @@ class _Layer:
     parents: IntArray
     scores: FloatArray
     children: torch.Tensor
-    chances: torch.Tensor
+    log_probs: torch.Tensor
     rows: IntArray
 
     def __len__(self) -> int:
@@ -268,8 +268,8 @@ class LayeredTree:
 
     def restart(self, logits: torch.Tensor) -> None:
         """Restart from a root whose next token has these logits, ``[vocab]``."""
-        children, chances = self._most_likely(logits.reshape(1, -1))
-        self._layers = [_Layer(ROOT, ROOT, np.zeros(1), children, chances, ROOT)]
+        children, log_probs = self._most_likely(logits.reshape(1, -1))
+        self._layers = [_Layer(ROOT, ROOT, np.zeros(1), children, log_probs, ROOT)]
 
     def grow(self, forward: Callable[[IntArray, IntArray], torch.Tensor]) -> None:
         """Add a layer: the most likely children of the deepest one.
@@ -278,22 +278,22 @@ class LayeredTree:
         numbers ``[n]`` (-1 for the root) to logits ``[n, vocab]``.
         """
         above = self._layers[-1]
-        chances, children = above.chances, above.children
-        if len(above) < len(chances):
-            rows = to_device(above.rows, chances.device)
-            chances, children = chances[rows], children[rows]
-        scores = to_device(above.scores, chances.device)[:, None] + chances
+        log_probs, children = above.log_probs, above.children
+        if len(above) < len(log_probs):
+            rows = to_device(above.rows, log_probs.device)
+            log_probs, children = log_probs[rows], children[rows]
+        scores = to_device(above.scores, log_probs.device)[:, None] + log_probs
         best, flat = scores.flatten().topk(min(self.width, scores.numel()))
         chosen = torch.stack((best, flat.double(), children.flatten()[flat].double()))
         scores_, flat_, tokens_ = chosen.cpu().numpy()
         possible = np.isfinite(scores_)  # drops ids that the draft's vocabulary lacks
-        parents = flat_[possible].astype(np.int64) // chances.shape[1]
+        parents = flat_[possible].astype(np.int64) // log_probs.shape[1]
         tokens = tokens_[possible].astype(np.int64)
         first = len(self) - len(above)
         numbers = parents + first if self.depth else np.full(len(parents), -1)
-        children, chances = self._most_likely(forward(tokens, numbers))
+        children, log_probs = self._most_likely(forward(tokens, numbers))
         rows_ = np.arange(len(tokens))
-        self._layers.append(_Layer(tokens, parents, scores_[possible], children, chances, rows_))
+        self._layers.append(_Layer(tokens, parents, scores_[possible], children, log_probs, rows_))
 
     def best_path(self, above: Sequence[int] = ()) -> list[int]:
         """Continue ``above`` by the most likely child, layer by layer, while there is one.
@@ -367,5 +367,5 @@ class LayeredTree:
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens and log-probabilities ``[n, k]`` of each row's most likely next tokens."""
         # Many times faster on a CPU than choosing first and normalizing by `logsumexp`.
-        chances, tokens = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]), dim=-1)
-        return tokens if self._target_ids is None else self._target_ids(tokens), chances
+        log_probs, tokens = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]), dim=-1)
+        return tokens if self._target_ids is None else self._target_ids(tokens), log_probs

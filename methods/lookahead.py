@@ -78,8 +78,7 @@ class Lookahead(Drafter):
 
     @property
     def needs(self) -> Needs:
-        most = self._window.most_nodes(self.guesses)
-        return Needs(tokens_only=False, max_nodes=most)
+        return Needs(tokens_only=False, max_nodes=self._window.most_nodes(self.guesses))
 
     def setup(self, context: DraftContext) -> None:
         self._seed = context.seed

@@ -90,10 +90,10 @@ def instantiate(name: str, **knobs: object) -> Drafter:
 def methods_that_need(need: str) -> list[str]:
     """List the methods whose ``needs`` has ``need`` set, except those made of other methods."""
     nodes = {name: compose_method(name) for name in option_names("method")}
-    alone = {name: node for name, node in nodes.items() if not {*PART_KNOBS} & node.keys()}
+    single = {name: node for name, node in nodes.items() if not {*PART_KNOBS} & node.keys()}
     return [
         name
-        for name, node in alone.items()
+        for name, node in single.items()
         if getattr(hydra.utils.get_class(node["_target_"])().needs, need)
     ]
 

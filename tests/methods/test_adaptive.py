@@ -70,9 +70,9 @@ def surface(tmp_path, seconds, n_sequences=0, dtype="float32"):
     if n_sequences:
         counts = tuple(range(1, n_sequences + 1))
         rows_each = rows[: len(rows) // n_sequences]
-        taken = np.array([[[seconds[n * r - 1]] for r in rows_each] for n in counts])
+        joint_times = np.array([[[seconds[n * r - 1]] for r in rows_each] for n in counts])
         axes = {"texts": counts, "rows": rows_each, "context": (1, 900)}
-        joint = Grid(axes, taken[..., None].repeat(2, 2))
+        joint = Grid(axes, joint_times[..., None].repeat(2, 2))
     path = tmp_path / "surface.json"
     model = {"name": "toy", "dtype": dtype, "device": "cpu"}
     machine = {"hardware": {}, "versions": {}}
@@ -191,9 +191,9 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
         for _ in range(n_sequences):
             n = int(random.integers(0, 4))
             parents = np.array([random.integers(-1, i) for i in range(n)], dtype=np.int64)
-            chances, path_probs = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
+            probs, path_probs = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
             for node, parent in enumerate(parents):
-                path_probs[node] = path_probs[parent] * chances[node]
+                path_probs[node] = path_probs[parent] * probs[node]
             trees.append(DraftTree(np.ones(n, np.int64), parents, path_probs=path_probs[:-1]))
         slots = [Adaptive(drafter=FixedTree(), policy="marginal", surface=file) for _ in trees]
         for slot, tree in zip(slots, trees, strict=True):
@@ -207,10 +207,10 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
             """Tokens save steps of all sequences: the whole of their row, a part of the rest."""
             at_once = np.array([n, n - 1.0, n])
             rows, context = np.array([n, n - 1.0, n + nodes]), np.full(3, 32.0)
-            plain, fewer, taken = priced.joint_pass_s(at_once, rows, context)
+            plain, fewer, joint_s = priced.joint_pass_s(at_once, rows, context)
             row_s = min(plain - fewer, plain / n)
             worth = row_s + (plain / n - row_s) / n**0.5
-            return (plain + gained * worth) / taken
+            return (plain + gained * worth) / joint_s
 
         every = [[(len(p), tree.path_probs[p].sum()) for p in parts(tree)] for tree in trees]
         best = max(
@@ -296,8 +296,8 @@ def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
     assert offered == [[0] * 24 + [2] * 16] * 2, "the group looks every eighth step"
 
 
-@pytest.mark.parametrize(("accepted", "bought"), [(2, 40), (1, 40), (0, 6)])
-def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, bought, tmp_path):
+@pytest.mark.parametrize(("accepted", "active"), [(2, 40), (1, 40), (0, 6)])
+def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, active, tmp_path):
     """Two nodes are reported as certain; an accepted token saves .9 s, a row takes .3 s.
 
     With half of them accepted drafts still pay. With none, the expected acceptance falls until the
@@ -314,7 +314,7 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
         for slot, state, tree in zip(slots, states, drafts, strict=True):
             path = np.arange(min(accepted, len(tree)))
             slot.observe(state, StepOutcome(tree, path, np.ones(len(path) + 1, int), None))
-    assert sum(steps) == bought
+    assert sum(steps) == active
     assert steps[0] and any(steps[24:]), "what was long ago counts less"
 
 
@@ -364,16 +364,16 @@ def parts(tree):
 def test_the_best_threshold_is_that_of_all_thresholds_tried():
     random = np.random.default_rng(0)
     for _ in range(200):
-        chances = random.choice(np.linspace(0.05, 1, 12), random.integers(6, 30))
-        accepted = random.random(len(chances)) < chances
+        probs = random.choice(np.linspace(0.05, 1, 12), random.integers(6, 30))
+        accepted = random.random(len(probs)) < probs
         if accepted.all() or not accepted.any():
             continue
         costs = {}
-        for least in sorted(set(chances.tolist())):
-            wrong = sum(1 for c, a in zip(chances, accepted, strict=True) if c >= least and not a)
-            missed = sum(1 for c, a in zip(chances, accepted, strict=True) if c < least and a)
-            costs[least] = wrong / (~accepted).sum() + 3 * missed / accepted.sum()
-        best = best_threshold(chances, accepted)
+        for limit in sorted(set(probs.tolist())):
+            wrong = sum(1 for c, a in zip(probs, accepted, strict=True) if c >= limit and not a)
+            missed = sum(1 for c, a in zip(probs, accepted, strict=True) if c < limit and a)
+            costs[limit] = wrong / (~accepted).sum() + 3 * missed / accepted.sum()
+        best = best_threshold(probs, accepted)
         assert costs[best] == pytest.approx(min(costs.values()))
         assert all(cost > costs[best] - 1e-12 for cost in costs.values())
         # The largest of equals wins.

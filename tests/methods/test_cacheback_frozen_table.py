@@ -20,8 +20,8 @@ def plain_table(documents, leader_len, follower_len, leader_capacity, follower_c
     frequent = sorted(leaders, key=lambda leader: (-leaders[leader], leader))[:leader_capacity]
     table = {}
     for leader in frequent:
-        mine = [(-count, f) for (owner, f), count in windows.items() if owner == leader]
-        table[leader] = [follower for _, follower in sorted(mine)][:follower_capacity]
+        followers = [(-count, f) for (owner, f), count in windows.items() if owner == leader]
+        table[leader] = [follower for _, follower in sorted(followers)][:follower_capacity]
     return table
 
 

@@ -72,7 +72,7 @@ def test_the_report_holds_what_the_papers_table_needs():
     assert report["draft_params_x_new"] == pytest.approx(1000e-9 * per_pass)
 
 
-def plain_card(target_rule, draft_chances, text, k, r, n):
+def plain_card(target_rule, draft_log_prob, text, k, r, n):
     """Run the synchronous algorithm over whole paths; return each step's draft and tokens."""
     layers, end, steps = None, len(text) + n, []
     while len(text) < end:
@@ -88,10 +88,10 @@ def plain_card(target_rule, draft_chances, text, k, r, n):
             layers, passes = [[()]], r - bool(steps)
         for layer in layers:
             for p in layer:
-                scores[p] = scores.get(p[:-1], 0.0) + (draft_chances(text, p) if p else 0.0)
+                scores[p] = scores.get(p[:-1], 0.0) + (draft_log_prob(text, p) if p else 0.0)
         while passes and len(layers) - 1 < remaining:
             children = {
-                (*p, t): scores[p] + draft_chances(text, (*p, t))
+                (*p, t): scores[p] + draft_log_prob(text, (*p, t))
                 for p in layers[-1] for t in range(VOCAB)
             }  # fmt: skip
             layers.append(sorted(children, key=children.get, reverse=True)[:k])
@@ -120,11 +120,11 @@ def test_steps_are_those_of_the_plain_algorithm(k, r, noise):
     compared = 0
     for seed in range(4):
         target, draft = pair(seed, noise)
-        chances = draft.table.double().log_softmax(-1)
+        log_probs = draft.table.double().log_softmax(-1)
 
-        def chance(text, path, chances=chances):
+        def log_prob(text, path, log_probs=log_probs):
             before = [*text, *path]
-            return float(chances[before[-3], before[-2], before[-1]])
+            return float(log_probs[before[-3], before[-2], before[-1]])
 
         def rule(text, table=target.table):
             return int(table[text[-2], text[-1]].argmax())
@@ -134,7 +134,7 @@ def test_steps_are_those_of_the_plain_algorithm(k, r, noise):
         drafter.propose = lambda s, d=drafts, f=propose: d.append(f(s)) or d[-1]
         result = turn(target, drafter, n=60)
         text = [3, 1, 4, result.output_ids[0]]
-        expected = plain_card(rule, chance, text, k, r, 59)
+        expected = plain_card(rule, log_prob, text, k, r, 59)
         assert [d.tokens.tolist() for d in drafts] == [path for path, _ in expected]
         assert result.committed_per_step == [len(committed) for _, committed in expected]
         compared += len(expected)

@@ -39,15 +39,15 @@ def plain_draft(text, ranking, max_ngram, num_tokens, capacity, caps):
                 return before[at : at + num_tokens]
         return []
 
-    left = capacity - 1
-    branches = [continuation(text)[:left]]
+    remaining = capacity - 1
+    branches = [continuation(text)[:remaining]]
     for rank, token in enumerate(ranking):
-        left -= len(branches[-1])
+        remaining -= len(branches[-1])
         if token == root:
             branches.append([])
         else:
             cap = caps[0] if rank <= 8 else caps[1] if rank <= 32 else caps[2]
-            branches.append([token, *continuation([*text, token])][: min(cap, left)])
+            branches.append([token, *continuation([*text, token])][: min(cap, remaining)])
     return branches
 
 
