@@ -1,14 +1,14 @@
-"""The decode loop over several texts in lock-step: each step is one target pass for all of them.
+"""The decode loop over a static batch of sequences: each step is one target pass for all of them.
 
-    every text drafts -> one pass over the rows of all -> every text judges, commits, observes
+    all sequences draft -> one pass over the rows of all -> each judges, commits, observes
 
-While they draft, what their drafters ask of a model in common is answered for all at once.
+While they draft, calls of their drafters to a shared model are answered together.
 
-It is a second loop, beside the one over a single text, and both are made of `Decoding`'s parts. One
-loop for both would have to carry lists, leaving texts and their failures through the path whose
-speed is measured against others', and could not overlap a drafter with the pass.
+This loop and the one over a single sequence share `Decoding`'s parts. One loop for both would carry
+lists, finished sequences and their failures through the path whose speed is compared with other
+programs', and could not overlap a drafter with the pass.
 
-A text that is over leaves, and nobody takes its slot: the rows of the others' steps get fewer.
+A finished sequence leaves, and its slot stays empty: the others' steps then have fewer rows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from specbench.system.clock import END, OTHER, PREFILL, SETUP, STEP, Clock, Timi
 
 log = logging.getLogger(__name__)
 
-_Asked = TypeVar("_Asked")
-_Got = TypeVar("_Got")
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What one slot is to decode, see `Engine.decode`.
+    """Input of one slot, see `Engine.decode`.
 
-    ``drafter`` is this slot's own; ``reset_s``: what it took to empty it, a part of its work.
+    ``drafter`` serves this slot alone; ``reset_s``: seconds its reset took, part of its work.
     """
 
     prompt: IntArray
@@ -61,16 +61,16 @@ class TurnRequest:
 
 @dataclass(slots=True)
 class BatchResult:
-    """What came of the requests, in their order.
+    """Results of a batch, in the order of its requests.
 
     Attributes:
-        turns: of each its result, or why it failed. Its times are the group's until it ended: the
-            prompts of all, the drafters' work for all, the steps in which it ran.
-        full_s: seconds of the steps in which all texts ran.
-        pass_s: of the target's passes behind the prompts; None on a GPU, which the host does not
-            wait for.
-        model_passes, model_s: of the drafters' models while they drafted, for all texts; seconds
-            of the host, which on a GPU are launches alone.
+        turns: each request's result, or why it failed. Its times are the group's until it ended:
+            all prompts, all drafters' work, and the steps in which it ran.
+        full_s: seconds of the steps in which all sequences ran.
+        pass_s: seconds of the target's passes after the prompts; None on a GPU, which the host does
+            not wait for.
+        model_passes, model_s: passes of the drafters' models while drafting, for all sequences, and
+            their seconds on the host, which on a GPU are launches only.
     """
 
     turns: list[DecodeResult | Exception] = field(default_factory=list)
@@ -81,13 +81,13 @@ class BatchResult:
 
 
 class BatchEngine:
-    """Runs a drafter a text against one target.
+    """Decode a batch against one target, with a drafter for each sequence.
 
     Args:
-        verifiers: one for each slot of ``target``, for they hold random numbers.
+        verifiers: one for each slot of ``target``, because they hold random numbers.
         eos_ids, context_length, vocab_size: see `StopRules`.
         phases: take times inside the steps too.
-        clock: makes the clock; by default one that suits the target's device.
+        clock: makes the clock; by default the one for the target's device.
     """
 
     def __init__(
@@ -108,19 +108,19 @@ class BatchEngine:
     def decode(self, requests: Sequence[TurnRequest], *, max_new_tokens: int) -> BatchResult:
         """Decode one turn of each request, all of one method.
 
-        A text whose prompt, draft, drafter, rows in a common pass or scores are at fault fails
-        alone; the others go on as if it had ended.
+        A sequence fails alone if its prompt, draft, drafter, rows of a joint pass or scores are at
+        fault; the others go on as if it had ended.
 
         Raises:
             ValueError: more requests than slots.
         """
         if len(requests) > len(self.target.slots):
-            raise ValueError(f"{len(requests)} texts for {len(self.target.slots)} slots")
+            raise ValueError(f"{len(requests)} sequences for {len(self.target.slots)} slots")
         group = _Group()
         clock = self._clock
         clock.begin(max_new_tokens)
         for slot, request in enumerate(requests):
-            with group.alone(slot):
+            with group.isolated(slot):
                 turn = self._turn(slot, request, max_new_tokens)
                 turn.read_prompt()
                 clock.prefill_done()
@@ -134,13 +134,13 @@ class BatchEngine:
             self._step(group)
             group.leave()
             clock.step_done()
-        times = _GroupTimes.of(clock.laps(), sum(request.reset_s for request in requests))
-        told: dict[int, DecodeResult] = {}
+        times = _GroupTimes.from_laps(clock.laps(), sum(request.reset_s for request in requests))
+        results: dict[int, DecodeResult] = {}
         for slot, turn in group.ended.items():
-            with group.alone(slot):  # its drafter reports of itself
-                told[slot] = turn.told(times.until(turn, len(requests), clock.phases))
+            with group.isolated(slot):  # the drafter reports here
+                results[slot] = turn.finish(times.until(turn, len(requests), clock.phases))
         return BatchResult(
-            [told.get(slot) or group.errors[slot] for slot in range(len(requests))],
+            [results.get(slot) or group.errors[slot] for slot in range(len(requests))],
             math.fsum(times.step_s[:full_steps]),
             None if self.target.device.type == "cuda" else group.pass_s,
             group.model_passes,
@@ -162,66 +162,66 @@ class BatchEngine:
     def _step(self, group: _Group) -> None:
         clock = self._clock
         self._draft(group)
-        asked: list[SlotDraft] = [(slot, t.state.root, t.tree) for slot, t in group.each()]
+        drafts: list[SlotDraft] = [(slot, t.state.root, t.tree) for slot, t in group.turns()]
         clock.phase("draft")
-        if not asked:
+        if not drafts:
             return
-        layers = group.running[asked[0][0]].needs.hidden_layers
-        begun = time.perf_counter()
-        scores = group.answered(
-            {one[0]: one for one in asked},
-            lambda some: self.target.forward(some, hidden_layers=layers),
+        layers = group.running[drafts[0][0]].needs.hidden_layers
+        start = time.perf_counter()
+        scores = group.answer_jointly(
+            {draft[0]: draft for draft in drafts},
+            lambda joint: self.target.forward(joint, hidden_layers=layers),
         )
-        group.pass_s += time.perf_counter() - begun
+        group.pass_s += time.perf_counter() - start
         clock.phase("verify")
-        for slot, own in scores.items():
-            with group.alone(slot):
-                group.running[slot].judge(own)
+        for slot, slot_scores in scores.items():
+            with group.isolated(slot):
+                group.running[slot].judge(slot_scores)
         clock.phase("accept")
-        for slot, turn in group.each():
-            with group.alone(slot):
+        for slot, turn in group.turns():
+            with group.isolated(slot):
                 turn.commit()
         clock.phase("cache")
-        for slot, turn in group.each():
-            with group.alone(slot):
+        for slot, turn in group.turns():
+            with group.isolated(slot):
                 turn.observe()
         clock.phase("observe")
 
     @torch.inference_mode()
     def _draft(self, group: _Group) -> None:
-        """The drafts of all: in each round the calls that can be are answered together."""
+        """Let all sequences draft; in each round, answer calls together where possible."""
         waiting: dict[int, tuple[ModelWork[None], ModelCall]] = {}
 
-        def go_on(slot: int, work: ModelWork[None], found: object) -> None:
-            with group.alone(slot):
+        def resume(slot: int, work: ModelWork[None], answer: object) -> None:
+            with group.isolated(slot):
                 try:
-                    waiting[slot] = (work, work.send(found))
+                    waiting[slot] = (work, work.send(answer))
                 except StopIteration:
                     self.target.check(slot, group.running[slot].tree)
 
-        for slot, turn in group.each():
-            go_on(slot, turn.drafting(), None)
+        for slot, turn in group.turns():
+            resume(slot, turn.drafting(), None)
         while waiting:
-            passes = {slot: one for slot, one in waiting.items() if not one[1].choice}
-            asking = passes or waiting
-            waiting = {slot: one for slot, one in waiting.items() if slot not in asking}
-            alike: dict[Hashable, list[int]] = {}
-            for slot, (_, call) in asking.items():
-                alike.setdefault(call.shared, []).append(slot)
-            for slots in alike.values():
-                begun = time.perf_counter()
-                answers = group.answered(
-                    {slot: asking[slot][1].request for slot in slots}, asking[slots[0]][1].answer
+            passes = {slot: item for slot, item in waiting.items() if not item[1].choice}
+            calls = passes or waiting
+            waiting = {slot: item for slot, item in waiting.items() if slot not in calls}
+            by_weights: dict[Hashable, list[int]] = {}
+            for slot, (_, call) in calls.items():
+                by_weights.setdefault(call.shared, []).append(slot)
+            for slots in by_weights.values():
+                start = time.perf_counter()
+                answers = group.answer_jointly(
+                    {slot: calls[slot][1].request for slot in slots}, calls[slots[0]][1].answer
                 )
                 if passes:
-                    group.model_s += time.perf_counter() - begun
+                    group.model_s += time.perf_counter() - start
                     group.model_passes += 1
                 for slot, answer in answers.items():
-                    go_on(slot, asking[slot][0], answer)
+                    resume(slot, calls[slot][0], answer)
 
 
-class _Alone:
-    """See `_Group.alone`. A generator's context manager would take a tenth of the loop's time."""
+class _Isolated:
+    """See `_Group.isolated`. A generator's context manager would cost a tenth of the loop."""
 
     __slots__ = ("_group", "_slot")
 
@@ -239,7 +239,7 @@ class _Alone:
 
 
 class _Group:
-    """The texts of a group by slot: those that run, those that ended, and why others failed."""
+    """A batch by slot: its running sequences, its ended ones, and why others failed."""
 
     def __init__(self) -> None:
         self.running: dict[int, Decoding] = {}
@@ -247,13 +247,13 @@ class _Group:
         self.errors: dict[int, Exception] = {}
         self.model_passes, self.model_s, self.pass_s = 0, 0.0, 0.0
 
-    def each(self) -> list[tuple[int, Decoding]]:
-        """Those that run; one that fails meanwhile may leave."""
+    def turns(self) -> list[tuple[int, Decoding]]:
+        """List the running sequences, so that one that fails meanwhile may leave."""
         return list(self.running.items())
 
-    def alone(self, slot: int) -> _Alone:
-        """What fails within it ends this text and no other."""
-        return _Alone(self, slot)
+    def isolated(self, slot: int) -> _Isolated:
+        """Let an error inside end this sequence and no other."""
+        return _Isolated(self, slot)
 
     def failed(self, slot: int, error: Exception) -> None:
         turn = self.running.pop(slot, None)
@@ -261,37 +261,41 @@ class _Group:
             error = with_method_name(turn.drafter, error)
         self.errors[slot] = error
 
-    def answered(
-        self, asked: Mapping[int, _Asked], answer: Callable[[Sequence[_Asked]], Sequence[_Got]]
-    ) -> dict[int, _Got]:
-        """By slot what each gets of what all ask at once.
+    def answer_jointly(
+        self,
+        requests: Mapping[int, _Request],
+        answer: Callable[[Sequence[_Request]], Sequence[_Answer]],
+    ) -> dict[int, _Answer]:
+        """Answer all slots with one call; return answers by slot.
 
-        Where that fails each asks by itself, so that one at fault fails alone. An answer changes
-        nothing before it is whole, so it can be asked for again.
+        If that fails, call it for each slot, so that only the slot at fault fails. An answer
+        changes nothing before it is complete, so the call can be repeated.
         """
         try:
-            return dict(zip(asked, answer(list(asked.values())), strict=True))
+            return dict(zip(requests, answer(list(requests.values())), strict=True))
         except Exception as error:
-            if len(asked) > 1:
-                log.warning("a pass of %d texts is made for each: %s", len(asked), error)
-        found: dict[int, _Got] = {}
-        for slot, one in asked.items():
-            with self.alone(slot):
-                (found[slot],) = answer([one])
-        return found
+            if len(requests) > 1:
+                log.warning(
+                    "repeating a joint pass of %d sequences one by one: %s", len(requests), error
+                )
+        answers: dict[int, _Answer] = {}
+        for slot, request in requests.items():
+            with self.isolated(slot):
+                (answers[slot],) = answer([request])
+        return answers
 
     def leave(self) -> None:
-        """Those that are over go."""
-        for slot, turn in self.each():
+        """Remove finished sequences."""
+        for slot, turn in self.turns():
             if turn.finished:
-                with self.alone(slot):
+                with self.isolated(slot):
                     turn.end()
                     self.ended[slot] = self.running.pop(slot)
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupTimes:
-    """Seconds of a group: of all prompts, of all drafters' work outside steps, of each step."""
+    """Seconds of a batch: all prompts, all drafters' work outside steps, each step."""
 
     prefill_s: float
     setup_s: float
@@ -299,8 +303,8 @@ class _GroupTimes:
     phase_s: dict[str, float]
 
     @staticmethod
-    def of(laps: Sequence[tuple[str, float]], reset_s: float) -> _GroupTimes:
-        """Of a clock's laps, with ``reset_s`` before them."""
+    def from_laps(laps: Sequence[tuple[str, float]], reset_s: float) -> _GroupTimes:
+        """Add up a clock's laps, with ``reset_s`` before them."""
         prefill, setup, step = 0.0, reset_s, 0.0
         steps: list[float] = []
         phases = {PREFILL: 0.0, SETUP: reset_s}
@@ -318,13 +322,15 @@ class _GroupTimes:
                 step = 0.0
         return _GroupTimes(prefill, setup, steps, phases)
 
-    def until(self, turn: Decoding, texts: int, phases: bool) -> Timings:
-        """The group's times until one of its ``texts`` ended; of phases that one's equal share."""
+    def until(self, turn: Decoding, sequences: int, phases: bool) -> Timings:
+        """Sum the times until ``turn`` ended; phases are divided by ``sequences``."""
         steps = self.step_s[: turn.state.step]
         return Timings(
             self.prefill_s,
             self.setup_s + math.fsum(steps),
             self.setup_s,
             steps,
-            {name: seconds / texts for name, seconds in self.phase_s.items()} if phases else None,
+            {name: seconds / sequences for name, seconds in self.phase_s.items()}
+            if phases
+            else None,
         )

@@ -1,4 +1,4 @@
-"""Drafters made of other drafters: what they need together, and every call handed on."""
+"""Drafters made of other drafters: their joint needs, and calls passed on to the parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbench.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-# Needs of a composite that one of its parts has, and those that all must have.
+# Needs of a composite if any of its parts has them, and those that all parts must have.
 _ANY = (
     "logits", "prompt_logits", "first_logits", "tree_hidden", "draft_model", "reference",
     "overlap", "clock", "eager",
@@ -33,14 +33,14 @@ _ALL = ("tokens_only", "sampling")
 class Composite(ModelDrafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
 
-    A class gives `entries` and `own_needs`, and decides whom to ask in ``drafting``. It hands each
-    outcome to the parts in ``observe``; the others calls are handed on here.
+    A class defines `entries` and `own_needs`, and chooses between its parts in ``drafting``. It
+    passes each outcome to the parts in ``observe``; the other calls are passed on here.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(isinstance(entry, Drafter) for entry in self.entries):
-            return  # names, which nothing can be asked of
+            return  # still names, which have no needs
         for part in self.parts:
             if part.needs.layout != "tree":
                 raise ConfigurationError(
@@ -62,7 +62,7 @@ class Composite(ModelDrafter):
 
     @property
     def own_needs(self) -> Needs:
-        """What it needs besides its parts; ``max_nodes`` counts their nodes too."""
+        """Needs of its own besides its parts'; ``max_nodes`` counts their nodes too."""
         raise NotImplementedError
 
     @property
@@ -70,7 +70,7 @@ class Composite(ModelDrafter):
         """The drafters that it is made of.
 
         Raises:
-            ConfigurationError: an entry is still what a user typed, and no drafter.
+            ConfigurationError: an entry is still a user's text and not a drafter.
         """
         for entry in self.entries:
             if not isinstance(entry, Drafter):
@@ -82,13 +82,13 @@ class Composite(ModelDrafter):
 
     @property
     def needs(self) -> Needs:
-        """Its own needs and everything that any part requires.
+        """Its own needs and those of all parts.
 
-        ``layout`` and ``max_nodes`` stay its own. Names of the parts' artifacts get the part's
-        index as a prefix, so that two parts may have files of the same name.
+        ``layout`` and ``max_nodes`` are not merged. The parts' artifacts get the part's index as a
+        prefix of their name, so that two parts may have files of the same name.
         """
-        own, parts = self.own_needs, [part.needs for part in self.parts]
-        everyone = (own, *parts)
+        base, parts = self.own_needs, [part.needs for part in self.parts]
+        everyone = (base, *parts)
         artifacts = [
             replace(artifact, name=f"part{i}.{artifact.name}")
             for i, needs in enumerate(parts)
@@ -99,19 +99,19 @@ class Composite(ModelDrafter):
         flags: dict[str, Any] = {key: any(getattr(n, key) for n in everyone) for key in _ANY}
         flags |= {key: all(getattr(n, key) for n in everyone) for key in _ALL}
         return replace(
-            own,
+            base,
             hidden_layers=tuple(sorted(layers)),
             draft_nodes=max(nodes, default=0),
             heads=tuple(sorted({head for needs in everyone for head in needs.heads})),
-            artifacts=(*own.artifacts, *artifacts),
+            artifacts=(*base.artifacts, *artifacts),
             **flags,
         )
 
     def setup(self, context: DraftContext) -> None:
         for i, part in enumerate(self.parts):
             given, prefix = context.artifacts.items(), f"part{i}."
-            own = {n.removeprefix(prefix): path for n, path in given if n.startswith(prefix)}
-            part.setup(replace(context, artifacts=own))
+            files = {n.removeprefix(prefix): path for n, path in given if n.startswith(prefix)}
+            part.setup(replace(context, artifacts=files))
 
     def reset(self) -> None:
         for part in self.parts:
@@ -150,9 +150,9 @@ class Composite(ModelDrafter):
             part.end(state)
 
     def report(self) -> dict[str, ReportValue]:
-        """What the parts counted, under the part's name and a dot."""
-        counts = ((part.name, part.report()) for part in self.parts)
-        return {f"{name}.{key}": value for name, own in counts for key, value in own.items()}
+        """Collect the parts' reports, with the part's name and a dot before each key."""
+        reports = ((part.name, part.report()) for part in self.parts)
+        return {f"{name}.{key}": value for name, part in reports for key, value in part.items()}
 
     def close(self) -> None:
         for part in self.parts:

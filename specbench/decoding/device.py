@@ -1,8 +1,7 @@
-"""Small arrays on their way to a device, and how long a device takes.
+"""Small arrays on their way to a device, and the time of work on a device.
 
-A copy from ordinary memory to a GPU waits until the GPU has done all that was queued before it, so
-each one within a step costs the host what it had ahead. From pinned memory the copy is queued with
-the rest.
+A copy from pageable memory to a GPU waits for all work queued before it, so each one within a step
+costs the host its lead. A copy from pinned memory is queued like other work.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from specbench.arrays import Array
 
 
 def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``values`` on ``device``, without waiting for it; on the CPU an array's own memory.
+    """Move ``values`` to ``device`` without waiting; on the CPU, share the array's memory.
 
-    On a GPU it is a copy, so an array on the host may be written to at once.
+    A GPU gets a copy, so the host array may be overwritten at once.
     """
     tensor = torch.as_tensor(values)
     if tensor.device.type == "cpu" and device.type == "cuda":
@@ -27,7 +26,7 @@ def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tenso
 
 
 def fill(buffer: torch.Tensor, values: Array) -> None:
-    """Write ``values`` to the first places of ``buffer``, without waiting for its device."""
+    """Write ``values`` to the start of ``buffer``, without waiting for its device."""
     tensor = torch.from_numpy(values)
     if buffer.device.type == "cuda":
         tensor = tensor.pin_memory()
@@ -35,13 +34,13 @@ def fill(buffer: torch.Tensor, values: Array) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that was queued; a CPU has."""
+    """Wait until a GPU has done all queued work; a CPU never has any."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long ``work`` takes, what it queues on the device included."""
+    """Time ``work``, including the work it queues on the device."""
     synchronize(device)
     start = time.perf_counter()
     work()

@@ -5,9 +5,9 @@ The rhythm of one turn, as the engine calls it::
     [reset]  prefill  [observe_prompt]  [observe_prompt_hidden]  begin
     (propose  [overlap]  observe)*  end  report
 
-Who asks a model of its own while it drafts gives ``drafting``, see `ModelDrafter`.
-``reset`` is called by the runner where the state scope says so; everything else by the engine.
-All of it but ``setup`` counts in ``decode_s``.
+A drafter that runs a model while it drafts defines ``drafting``, see `ModelDrafter`.
+The runner calls ``reset`` according to the state scope; the engine calls everything else.
+All calls but ``setup`` count in ``decode_s``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Drafter:
 
     A method is a keyword-only dataclass whose fields are its knobs; ``conf/method/<name>.yaml``
     holds the same names. Their types state the values' limits (``Annotated[int, Ge(1)]``,
-    ``Literal``); what hangs together is checked in ``__post_init__``, after the base's.
+    ``Literal``); rules across knobs are checked in ``__post_init__``, after the base's.
     """
 
     name: str  # the method's name, as in ``method=<name>``
-    version: int = 1  # raised by one whenever a number may move
-    # how long what it learnt is kept; ``prompt``: for a case
+    version: int = 1  # raised by one whenever a result may change
+    # how long its learnt state is kept; ``prompt``: for a case
     state_scope: Scope = "prompt"
-    paper_scope: Scope = "prompt"  # what ``state_scope=paper`` stands for
+    paper_scope: Scope = "prompt"  # the scope behind ``state_scope=paper``
 
     def __post_init__(self) -> None:
         types = types_of(type(self))
@@ -57,17 +57,17 @@ class Drafter:
                 check_knob(self.name, knob.name, getattr(self, knob.name), types[knob.name])
 
     def _require(self, condition: bool, key: str, rule: str) -> None:
-        """Refuse a knob that its type alone lets pass: ``rule`` says what it must be."""
+        """Refuse a knob that its type alone accepts: ``rule`` says what it must be."""
         if not condition:
             raise knob_error(self.name, key, getattr(self, key), rule)
 
     def starts_empty(self, turn: int) -> bool:
-        """Whether it forgets everything before the turn of a case with this number, from 0."""
+        """Return whether it forgets everything before a case's turn of this number, from 0."""
         return self.state_scope == "turn" or (self.state_scope == "prompt" and turn == 0)
 
     @property
     def needs(self) -> Needs:
-        """What this drafter requires with its present knobs."""
+        """Requirements of this drafter with its present knobs."""
         return Needs()
 
     def setup(self, context: DraftContext) -> None:
@@ -77,40 +77,40 @@ class Drafter:
         """Forget everything learnt since ``setup``."""
 
     def set_reference(self, output: IntArray) -> None:
-        """The turn's plain greedy output, where ``needs.reference`` is set; before ``begin``."""
+        """Take the turn's plain greedy output, if ``needs.reference`` is set; before ``begin``."""
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
-        """Logits ``[n_prompt, vocab]`` of the prefill, where ``needs.prompt_logits`` is set.
+        """Take the prefill's logits ``[n_prompt, vocab]``, if ``needs.prompt_logits`` is set.
 
-        ``needs.first_logits`` promises no more than the last row.
+        With ``needs.first_logits`` only the last row is promised.
         """
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Hidden states ``[n_prompt, hidden]`` of the prefill, by number.
+        """Take the prefill's hidden states ``[n_prompt, hidden]`` by number; it may keep them.
 
-        Where ``needs.hidden_layers`` is set. They are the drafter's to keep.
+        Called if ``needs.hidden_layers`` is set.
         """
 
     def begin(self, state: DecodeState) -> None:
         """Index the prompt. ``state`` already holds the first new token.
 
-        In a later turn of a dialogue ``state.tokens[: state.n_seen]`` is text that the drafter has
-        seen: who counts must count only what follows.
+        In a later turn of a dialogue the drafter has already seen ``state.tokens[: state.n_seen]``:
+        counts must include only what follows.
         """
 
     def propose(self, state: DecodeState) -> DraftTree:
-        """The draft below ``state.root``; may be empty."""
+        """Return the draft below ``state.root``; it may be empty."""
         return DraftTree.empty()
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        """`propose`, with each pass of a model handed out; by default there is none."""
+        """Run `propose` as a generator that yields each pass of a model; none by default."""
         yield from ()
         return self.propose(state)
 
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
-        """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
+        """Work while the target reads ``tree``, if ``needs.overlap`` is set.
 
-        What the drafter drew meanwhile for the token after the tree's last node, or None.
+        Returns a draw for the token after the tree's last node, or None.
         """
         return None
 
@@ -118,10 +118,10 @@ class Drafter:
         """Learn from a finished step; ``state`` already holds its tokens."""
 
     def end(self, state: DecodeState) -> None:
-        """The turn is over (insert its text into a store kept across cases)."""
+        """Finish the turn (insert its tokens into a store kept across cases)."""
 
     def report(self) -> Mapping[str, ReportValue]:
-        """What it counted in the turn that just ended, for the record; never timed."""
+        """Return its counts of the turn that just ended, for the record; never timed."""
         return {}
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Drafter:
 
 @dataclass(kw_only=True, eq=False)
 class ModelDrafter(Drafter):
-    """Base of drafters that ask a model, or whose parts may: a class gives ``drafting``."""
+    """Base of drafters that run a model, or whose parts may: a class defines ``drafting``."""
 
     def propose(self, state: DecodeState) -> DraftTree:
         return run_to_completion(self.drafting(state))

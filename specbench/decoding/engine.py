@@ -1,4 +1,4 @@
-"""The decode loop over one text; ``specbench.decoding.batch`` has the one over several.
+"""The decode loop over one sequence; ``specbench.decoding.batch`` has the one over several.
 
     propose -> one target pass over root + draft -> verify -> commit accepted rows -> stop rules
     -> observe
@@ -31,16 +31,16 @@ from specbench.system.clock import Clock, make_clock
 
 
 class Engine:
-    """Runs drafters against one target.
+    """Decode with drafters against one target.
 
     Args:
         eos_ids, context_length, vocab_size: see `StopRules`.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
             thread), ``stream`` (CUDA: another stream) or ``auto``: one of the latter two, and
-            ``serial`` where phases are taken, which nothing else can tell apart.
+            ``serial`` where phases are timed, which only it can tell apart.
         phases: take times inside the steps too.
-        clock: makes the clock; by default one that suits the target's device.
+        clock: makes the clock; by default the one for the target's device.
 
     Raises:
         ConfigurationError: an unknown ``overlap``.
@@ -84,10 +84,10 @@ class Engine:
 
         Args:
             prompt: ``[n_prompt]`` ids.
-            drafter: set up and, where its state scope says so, reset.
+            drafter: set up and, if its state scope requires it, reset.
             max_new_tokens: the first token included.
             seed: for verifiers and drafters that draw random numbers.
-            seen: the text of the case's last turn, where the drafter has not been reset since.
+            seen: tokens of the case's last turn, if the drafter has not been reset since.
 
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
@@ -98,8 +98,8 @@ class Engine:
         try:
             return self._decode(turn)
         finally:
-            # OpenMP keeps a team for each thread that ran a pass, and while all teams together are
-            # larger than the machine, every label's passes wait in their sleep instead of spinning.
+            # OpenMP keeps a team for each thread that ran a pass. If all teams together exceed the
+            # machine, the passes of every method sleep instead of spinning.
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
@@ -116,7 +116,7 @@ class Engine:
             clock.step_done()
         clock.finish_begin()
         turn.end()
-        return turn.told(clock.end())
+        return turn.finish(clock.end())
 
     def _step(self, turn: Decoding, clock: Clock) -> None:
         turn.propose()
@@ -134,9 +134,9 @@ class Engine:
         clock.phase("observe")
 
     def _pass(self, turn: Decoding, clock: Clock) -> tuple[StepScores, BonusProposal | None]:
-        """The target pass, with the drafter's parallel part, if any, between launch and wait.
+        """Run the target pass, and the drafter's parallel part between its launch and its end.
 
-        Only the serial emulation can tell their times apart; else both are in ``verify``.
+        Only the serial emulation can separate their times; otherwise both are in ``verify``.
         """
         state, drafter, tree, needs = turn.state, turn.drafter, turn.tree, turn.needs
         layers = needs.hidden_layers
@@ -151,7 +151,7 @@ class Engine:
                 scores = waiting.result()
             return scores, bonus
         if self.overlap == "stream":
-            return self._pass_beside_stream(turn)
+            return self._pass_with_side_stream(turn)
         scores = self.target.forward(state.root, tree, hidden_layers=layers)
         _ = scores.verified  # waits for a pass that was only queued: serial means after it
         clock.phase("verify")
@@ -159,12 +159,11 @@ class Engine:
         clock.phase("draft")
         return scores, bonus
 
-    def _pass_beside_stream(self, turn: Decoding) -> tuple[StepScores, BonusProposal | None]:
-        """The pass on the present stream and the drafter's part on another one.
+    def _pass_with_side_stream(self, turn: Decoding) -> tuple[StepScores, BonusProposal | None]:
+        """Run the pass on the present stream and the drafter's part on a side stream.
 
-        The pass is queued and not waited for: the verifier waits, when it asks what was accepted.
-        The other one starts behind all that was asked for before the pass, and what comes after
-        waits for both.
+        The pass is only queued: the verifier waits for it when it reads the accepted path. The side
+        stream starts after all work queued before the pass, and later work waits for both.
         """
         if self._side_stream is None:
             self._side_stream = torch.cuda.Stream(self.target.device)
@@ -175,6 +174,6 @@ class Engine:
         try:
             with torch.cuda.stream(self._side_stream):
                 bonus = turn.drafter.overlap(state, tree)
-        finally:  # drafting that goes on would write into the next turn's cache
+        finally:  # unfinished drafting would write into the next turn's cache
             present.wait_stream(self._side_stream)
         return scores, bonus

@@ -1,8 +1,8 @@
 """The lossless audit: is a difference from plain greedy decoding a near tie or a bug?
 
-Kernels of different row counts round differently, so a tie between two tokens may fall either way.
-An output that differs is therefore replayed through plain one-token passes: if every token it
-emitted is (nearly) the maximum there, the output is one that plain decoding could have given.
+Kernels of different row counts round differently, so a tie between two tokens may go either way.
+A differing output is therefore replayed through plain one-token passes: if every emitted token is
+(nearly) the maximum there, plain decoding could have produced this output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.turn import PassTarget
 from specbench.results.records import Lossless
 
-# In half precision it is measured: specbench.models.checks.audit_tolerance.
+# Measured instead in half precision: specbench.models.checks.audit_tolerance.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
 
 
@@ -31,11 +31,11 @@ def audit_output(
     *,
     ended_rightly: bool = True,
 ) -> Lossless:
-    """Compare a greedy output with the reference, plain decoding's, and explain a difference.
+    """Compare a greedy output with the reference from plain decoding, and explain a difference.
 
-    It is a ``near_tie`` where every emitted token is within ``tolerance`` of the maximum of
-    a one-token pass, teacher-forced on the method's own output; else a ``bug``. An output that did
-    not end at an end token or at the limit (``ended_rightly``) is a bug whatever its logits say.
+    A difference is a ``near_tie`` if every emitted token is within ``tolerance`` of the maximum of
+    a one-token pass, teacher-forced on the method's output; otherwise a ``bug``. An output that did
+    not end at an end token or at the limit (``ended_rightly``) is a bug whatever its logits.
     The target's cache is overwritten.
     """
     first = first_difference(output, reference)

@@ -1,7 +1,7 @@
-"""How logits become probabilities: temperature, top-k, top-p.
+"""From logits to probabilities: temperature, top-k, top-p.
 
-Target and draft model are treated alike, in float32 whatever the model's dtype: a ratio of two
-half-precision probabilities has lost most of its digits. Importing this module does not import
+Target and draft model are treated alike, in float32 whatever the model's dtype, because a ratio of
+two half-precision probabilities has lost most of its digits. Importing this module does not import
 torch, so that drafters can be replayed without it.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target's logits become the distribution of its next token.
+    """Settings that turn the target's logits into the distribution of its next token.
 
     Attributes:
         temperature: 0 is greedy: all mass on the largest logit, the smallest id on ties.
@@ -35,7 +35,7 @@ class Sampling:
 
     @staticmethod
     def from_config(generation: GenerationConfig) -> Sampling:
-        """The settings of the ``generation`` group."""
+        """Take the settings of the ``generation`` group."""
         return Sampling(
             float(generation.temperature), float(generation.top_p), int(generation.top_k)
         )
@@ -45,9 +45,9 @@ class Sampling:
         return self.temperature == 0.0
 
     def probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """Probabilities ``[..., vocab]`` in float32 (float64 stays) of logits ``[..., vocab]``.
+        """Compute probabilities in float32 (float64 stays) of logits ``[..., vocab]``.
 
-        Filters apply in the order temperature, top-k, top-p, each to what the one before left.
+        Temperature, top-k and top-p apply in this order, each to the result of the one before.
         """
         import torch
 
@@ -55,7 +55,7 @@ class Sampling:
         if self.greedy:
             ids = values.argmax(-1, keepdim=True)
             return torch.zeros_like(values).scatter_(-1, ids, 1.0)
-        # The largest is brought to 0 first, so that no small temperature overflows.
+        # Subtract the largest first, so that a small temperature cannot overflow.
         values = (values - values.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < values.shape[-1]:
             least = values.topk(self.top_k, dim=-1).values[..., -1:]
@@ -63,7 +63,7 @@ class Sampling:
         probs = values.softmax(-1)
         if self.top_p < 1.0:
             mass, ids = probs.sort(dim=-1, descending=True, stable=True)
-            before = mass.cumsum(-1) - mass  # of the tokens more likely than this one
+            before = mass.cumsum(-1) - mass  # of tokens more likely than this one
             mass = mass.masked_fill(before >= self.top_p, 0.0)
             probs = torch.zeros_like(probs).scatter_(-1, ids, mass)
             probs = probs / probs.sum(-1, keepdim=True)
@@ -86,7 +86,7 @@ def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     import torch
 
     mass = probs.cumsum(-1, dtype=torch.float64)
-    # The first id whose sum reaches a positive threshold has added something to it.
+    # The first id whose sum reaches a positive threshold has a positive probability.
     threshold = uniforms.unsqueeze(-1) * mass[..., -1:]
     return torch.searchsorted(mass, threshold).squeeze(-1)
 
@@ -94,9 +94,9 @@ def sample(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 class Uniforms:
     """A turn's random numbers: float64 in ``(0, 1]``, used up in order.
 
-    The numbers depend on the seed alone, not on the device. They are not those of
-    ``numpy.random.default_rng(seed)``: a drafter that draws with the turn's seed must know nothing
-    of the numbers that judge its draft.
+    The numbers depend on the seed alone, not on the device. They differ from
+    ``numpy.random.default_rng(seed)``, because a drafter that draws with the turn's seed must not
+    know the numbers that verify its draft.
     """
 
     _SALT = 0x5EC7
@@ -109,14 +109,14 @@ class Uniforms:
         self._ahead = np.empty(0)
 
     def peek(self, n: int) -> FloatArray:
-        """``[n]`` the next numbers, which stay the next."""
+        """Return the next ``[n]`` numbers without using them up."""
         missing = n - len(self._ahead)
         if missing > 0:
             self._ahead = np.concatenate((self._ahead, 1.0 - self._random.random(missing)))
         return self._ahead[:n]
 
     def take(self, n: int) -> FloatArray:
-        """``[n]`` the next numbers, used up."""
+        """Return the next ``[n]`` numbers and use them up."""
         taken = self.peek(n)
         self._ahead = self._ahead[n:]
         return taken

@@ -1,4 +1,4 @@
-"""What crosses the borders between drafter, target, verifier and engine.
+"""Data passed between drafter, target, verifier and engine.
 
 Arrays a drafter builds on the host are numpy; arrays it builds on the model's device are tensors.
 This module imports no torch, so that replaying drafters against a recorded output needs none.
@@ -27,14 +27,14 @@ AFTER_FINAL_NORM = -1  # number of the hidden states that the LM head reads, of 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The distributions that draft nodes were drawn from; what a ratio test needs."""
+    """The distributions that draft nodes were drawn from, for a ratio test."""
 
     q: torch.Tensor  # ``[m, vocab]`` float32 on the device, after temperature and filters
-    # ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row and stand
-    # in the order in which they were drawn.
+    # ``[n]`` int64 on the host: node i was drawn from ``q[row[i]]``. Siblings share a row, in the
+    # order in which they were drawn.
     row: IntArray
-    # Siblings are independent draws (a token may occur twice); else each was drawn from what its
-    # elder siblings left of the row.
+    # Siblings are independent draws (a token may occur twice); otherwise each was drawn from the
+    # row without its elder siblings.
     replacement: bool = True
 
     def take(self, nodes: IntArray) -> Proposal:
@@ -43,14 +43,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class BonusProposal:
-    """The token after a tree's last node, as a drafter draws it while the target reads the tree.
+    """A draw for the token after a tree's last node, made while the target reads the tree.
 
-    Too late for a node, which the pass would have had to read, but in time for the target's own
-    token there: by the ratio test of the proposal it equals it as often as two draws can.
+    It is too late to be a node, because the pass has not read it. A ratio test against the target's
+    distribution there lets it replace the target's token as often as two draws can agree.
     """
 
-    token: int  # what was drawn
-    q: torch.Tensor  # ``[vocab]`` what it was drawn from, after temperature and filters
+    token: int  # the draw
+    q: torch.Tensor  # ``[vocab]`` its distribution, after temperature and filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,17 @@ class DraftTree:
     # ``(k, w)`` where the nodes are k unmerged chains of w tokens in row order, which the batch
     # layout runs as a batch of k; None for any other tree.
     rows: tuple[int, int] | None = None
-    # What the nodes were drawn from; None means every child is a deterministic function of the
-    # context (or of random numbers of the drafter's own: what matters is that the verifier's are
-    # not among them).
+    # The nodes' distributions; None means every child is a deterministic function of the context
+    # (or of the drafter's random numbers, as long as the verifier's are not among them).
     probs: Proposal | None = None
-    # ``[n]`` int64 naming where each node came from, by the drafter's own numbers, or in a
-    # fixed tree its rank; or None.
+    # ``[n]`` int64 source of each node, in the drafter's numbering, or in a fixed tree its rank; or
+    # None.
     sources: IntArray | None = None
-    # ``[n]`` float64 on the host: how likely the drafter holds each node and all above it to be
-    # accepted. At most its parent's. None where the drafter does not say.
+    # ``[n]`` float64 on the host: the drafter's probability that each node and all above it are
+    # accepted, at most its parent's; None if the drafter gives none.
     path_probs: FloatArray | None = None
-    # For the token after the last node (the root, in an empty tree), or None. A verifier may draw
-    # that token with it, or without: its distribution is the target's either way.
+    # For the token after the last node (the root, in an empty tree), or None. A verifier may use
+    # it or not: the token follows the target's distribution either way.
     bonus: BonusProposal | None = None
 
     def __len__(self) -> int:
@@ -86,20 +85,20 @@ class DraftTree:
 
     @staticmethod
     def empty() -> DraftTree:
-        """No draft: the step becomes one autoregressive step."""
+        """Return no draft: the step becomes one autoregressive step."""
         return _EMPTY
 
     @staticmethod
     def chain(tokens: IntArray | torch.Tensor) -> DraftTree:
-        """A single branch: ``tokens[0]`` follows the root, and so on."""
+        """Build a single branch: ``tokens[0]`` follows the root, and so on."""
         n = len(tokens)
         return DraftTree(tokens, _CHAIN[:n] if n <= len(_CHAIN) else np.arange(-1, n - 1))
 
     @staticmethod
     def from_paths(paths: Iterable[Sequence[int]]) -> DraftTree:
-        """The tree of several continuations of the root; equal beginnings share their nodes.
+        """Merge several continuations of the root; equal beginnings share their nodes.
 
-        Nodes stand in the order in which the paths name them first.
+        Nodes are in the order in which the paths first name them.
         """
         node_of: dict[tuple[int, int], int] = {}  # by parent and token
         for path in paths:
@@ -110,9 +109,9 @@ class DraftTree:
         return DraftTree(nodes[:, 1].copy(), nodes[:, 0].copy())
 
     def nodes_above(self, depth: int) -> int:
-        """Nodes before the first one that is deeper than ``depth`` (the root's children have 1).
+        """Count nodes before the first one deeper than ``depth`` (the root's children have 1).
 
-        All of a malformed tree, which the pass refuses.
+        Counts all nodes of a malformed tree, which the pass refuses.
         """
         if len(self) <= depth:
             return len(self)
@@ -126,9 +125,9 @@ class DraftTree:
         return len(self)
 
     def take(self, nodes: IntArray) -> DraftTree:
-        """The tree of some nodes, ``[k]`` increasing indices, with the parent of each.
+        """Select nodes by ``[k]`` increasing indices, which include the parent of each.
 
-        ``rows`` and ``bonus`` tell of the whole tree, so a part of it has neither.
+        ``rows`` and ``bonus`` describe the whole tree, so a part of it has neither.
         """
         if len(nodes) == len(self):
             return self
@@ -149,21 +148,20 @@ _EMPTY = DraftTree(NO_TOKENS, NO_TOKENS)
 
 
 class DecodeState:
-    """The committed text of one turn, as drafters see it.
+    """The committed tokens of one turn, as drafters see them.
 
     Attributes:
-        buffer: int64 array that holds prompt and answer; only ``buffer[:length]`` is committed.
+        buffer: int64 array that holds prompt and output; only ``buffer[:length]`` is committed.
         length: committed tokens, prompt included. ``buffer[length - 1]`` is the root.
         last_committed: tokens committed by the last step (1 after prefill).
         step: target passes done after prefill.
         remaining: new tokens that may still be committed.
         n_seen: tokens at the start of the prompt that the drafter saw in the case's earlier turns
-            and may still remember; 0 in a first turn and after a reset. What lies behind them is
-            new to it.
+            and may still remember; 0 in a first turn and after a reset. Later tokens are new to it.
         seed: the turn's seed, for drafters that draw random numbers.
-        stop_when: set by a drafter around the one that drafts. Who drafts token by token then says
-            how likely the tokens are, and stops behind one of which this says so, given its own
-            probability and its path_probs.
+        stop_when: early-stop test set by an outer drafter: ``(token_prob, path_prob) -> stop``. A
+            drafter that drafts token by token then gives path probabilities, and stops after the
+            first token for which the test returns true.
     """
 
     __slots__ = (
@@ -217,39 +215,38 @@ class DecodeState:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPath:
-    """What the verifier decided."""
+    """The verifier's decision."""
 
     path: IntArray  # ``[a]`` indices of the accepted nodes, from the root's child downwards
-    # ``[a + 1]`` the accepted tokens and the target's own one after them, on the host
+    # ``[a + 1]`` the accepted tokens and the target's token after them, on the host
     tokens: IntArray
-    # ``[n + 1]`` the target's greedy token at the root and at each node. Under sampling too it is
-    # the greedy one, never a drawn one: a drafter that saw what the verifier would have drawn
-    # elsewhere would know its random numbers.
+    # ``[n + 1]`` the target's greedy token at the root and at each node, also under sampling: a
+    # drafter that saw drawn tokens of other rows would know the verifier's random numbers.
     next_tokens: IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What ``observe`` sees of a finished step; read-only."""
+    """A finished step, as ``observe`` sees it; read-only."""
 
     tree: DraftTree  # the draft that was verified (after the engine's cuts, if any)
     path: IntArray  # ``[a]`` indices of the accepted nodes
     committed: IntArray  # ``[m]`` tokens committed by this step, after the stop rules
     # ``[n + 1]`` the target's greedy token at the root (row 0) and at each node (row i + 1),
-    # auxiliary nodes included, see ``AcceptedPath``; None where nobody knows it.
+    # auxiliary nodes included, see ``AcceptedPath``; None if unknown.
     next_tokens: IntArray | None
-    # ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set
+    # ``[n + 1, vocab]`` on the device, only if ``needs.logits`` is set
     logits: torch.Tensor | None = None
-    # ``[m, hidden]`` on the device, by number, for ``needs.hidden_layers``: of the former root and
-    # of the committed tokens but the last, which is the next step's root
+    # ``[m, hidden]`` on the device, by number, for ``needs.hidden_layers``: the former root and
+    # the committed tokens except the last, which is the next step's root
     hidden: Mapping[int, torch.Tensor] | None = None
-    # ``[n + 1, hidden]`` of every row, rejected ones too, where ``needs.tree_hidden`` is set. Like
-    # logits they may be overwritten by the next pass.
+    # ``[n + 1, hidden]`` of every row, rejected ones too, if ``needs.tree_hidden`` is set. The next
+    # pass may overwrite them, as it does logits.
     tree_hidden: Mapping[int, torch.Tensor] | None = None
     finished: bool = False  # whether this step ended the turn
 
 
-# What a drafter says of a turn under one name; a list has one entry per step.
+# A value of a drafter's report on a turn; a list has one entry per step.
 ReportValue: TypeAlias = float | str | Sequence[float | str | None]
 
 
@@ -257,50 +254,50 @@ ReportValue: TypeAlias = float | str | Sequence[float | str | None]
 class Artifact:
     """A file that a method needs besides the model (table, datastore, automaton, weights)."""
 
-    name: str  # what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``
+    name: str  # e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``
     # ``module:function``, called as ``build(tokenizer, path, **params)`` for the bundled model
     builder: str
     command: str  # the command line that builds it for another model
     path: str | None = None  # the file the user named, or None for the default place in the cache
     # keyword arguments of the builder; part of the default file's name
     params: Mapping[str, Any] = field(default_factory=dict)
-    # whether it belongs to one model's weights, not to every model with the tokenizer
+    # tied to one model's weights instead of to every model with the tokenizer
     per_model: bool = False
 
     def command_for(self, model: str) -> str:
-        """The command line for this model, as `specbench.config.compose.build_model` calls it."""
+        """Insert the model's name, as `specbench.config.compose.build_model` gives it."""
         return self.command.replace("MODEL", model)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter requires and its trees tell; checked before weights are loaded."""
+    """A drafter's requirements, and what its trees contain; checked before weights are loaded."""
 
     # -- of the target's pass --
-    tokens_only: bool = True  # the draft depends on committed tokens alone (replay is then exact)
+    tokens_only: bool = True  # drafts depend on committed tokens only (replay is then exact)
     logits: bool = False  # ``StepOutcome.logits`` of every row
     prompt_logits: bool = False  # logits of every prompt position, handed to ``observe_prompt``
-    # those of its last position, which the first token was chosen by; handed to ``observe_prompt``
+    # logits of its last position, which decide the first token; handed to ``observe_prompt``
     first_logits: bool = False
-    # Hidden states to hand over, numbered as transformers does: i is what layer i reads (0 the
-    # embedding's output), and as many as there are layers, or ``AFTER_FINAL_NORM``, what the LM
-    # head reads. Of the prompt to ``observe_prompt_hidden``, of steps in ``StepOutcome``.
+    # Hidden states to hand over, numbered as in transformers: i is the input of layer i (0 the
+    # embedding's output); the number of layers, or ``AFTER_FINAL_NORM``, is the LM head's input.
+    # The prompt's go to ``observe_prompt_hidden``, those of steps are in ``StepOutcome``.
     hidden_layers: tuple[int, ...] = ()
     tree_hidden: bool = False  # also ``StepOutcome.tree_hidden``, of rejected rows
     # -- loaded besides the target --
     draft_model: bool = False  # a second model, named by the ``pair`` group
-    draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
+    draft_nodes: int = 0  # most nodes that the draft model holds at once; 0 for ``max_nodes``
     heads: tuple[str, ...] = ()  # trained heads: names in ``pair.heads``, folders or hub ids
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
-    reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
+    reference: bool = False  # the turn's plain greedy output, handed over before ``begin`` (oracle)
     # -- of the engine --
-    max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
-    path_probs: bool = False  # trees say how likely their nodes are (``DraftTree.path_probs``)
+    max_nodes: int = 128  # most nodes of a draft tree; sizes the engine's buffers
+    path_probs: bool = False  # trees have ``DraftTree.path_probs``
     layout: str = "tree"  # ``tree`` or ``batch`` (the drafter's trees then carry ``rows``)
-    batch: int = 1  # rows of the batch layout at most (the cache's batch size)
-    overlap: bool = False  # ``overlap`` is to be called while the target pass runs
-    clock: bool = False  # its drafts depend on how long steps took, so no run repeats another
-    verify_cost: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
+    batch: int = 1  # most rows of the batch layout (the cache's batch size)
+    overlap: bool = False  # call ``overlap`` while the target pass runs
+    clock: bool = False  # drafts depend on measured step times, so no run repeats another
+    verify_cost: bool = False  # cuts drafts by the verification cost of rows, see ``batch.budget``
     sampling: bool = True  # works at temperature > 0
     eager: bool = False  # its passes run eagerly, whatever the run's engine
 
@@ -310,25 +307,25 @@ HeadCache: TypeAlias = dict[Hashable, Any]
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """What a drafter is given once, before the first case."""
+    """A drafter's inputs, given once, before the first case."""
 
     vocab_size: int  # ids are in ``[0, vocab_size)``
-    eos_ids: frozenset[int]  # ids that end an answer
-    tokenizer_hash: str = ""  # what a table or datastore must have been built for
+    eos_ids: frozenset[int]  # ids that end an output
+    tokenizer_hash: str = ""  # tokenizer that tables and datastores must match
     max_len: int = 0  # committed tokens plus draft nodes never exceed this
     # resolved files by ``Artifact.name``
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0  # the run's seed
-    budget_shared: bool = False  # rows are chosen over the drafts of all texts decoded at once
+    budget_shared: bool = False  # rows are chosen over the drafts of all sequences of a batch
     # How the target's logits become probabilities; a draft model draws from its own logits treated
     # the same way.
     sampling: Sampling = GREEDY
-    target: TargetInfo | None = None  # what may be known of the target; None under replay
-    draft_model: DraftLM | None = None  # the second model, where ``needs.draft_model`` is set
+    target: TargetInfo | None = None  # public facts of the target; None under replay
+    draft_model: DraftLM | None = None  # the second model, if ``needs.draft_model`` is set
     # Live, with a draft model: how many draft passes fit into a target pass, by a knob's name, rows
     # of the target's pass and rows of the draft's. Measured once per knob of a run, in ``setup``.
     latency_ratio: Callable[[str, int, int], int] | None = None
     # folders of trained heads, by name as in ``needs.heads``
     heads: Mapping[str, Path] = field(default_factory=dict)
-    # heads that drafters of this run have loaded, by what decides their weights
+    # heads loaded by drafters of this run, by the key of their weights
     head_cache: HeadCache = field(default_factory=dict)

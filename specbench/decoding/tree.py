@@ -1,6 +1,6 @@
 """Draft-tree geometry: depths, the ancestor matrix, paths.
 
-Two implementations of the same thing, each the other's test: a compiled walk for parents on the
+Two implementations, each the other's test: a compiled walk for parents on the
 host (a few microseconds), and a fixed number of tensor operations for parents on a device.
 """
 
@@ -14,8 +14,8 @@ from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.errors import CaseFailed
 
-NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # stands for: no auxiliary node
-ROOT_ALONE: IntArray = np.zeros(1, dtype=np.int64)  # depths where there is no draft
+NO_AUX: BoolArray = np.empty(0, dtype=np.bool_)  # no auxiliary node
+ROOT_ALONE: IntArray = np.zeros(1, dtype=np.int64)  # depths without a draft
 
 VALID, BAD_PARENT, BAD_TOKEN, BAD_AUX = 0, 1, 2, 3
 
@@ -31,8 +31,8 @@ def fill_tree(
 ) -> int:
     """Check a tree and write its geometry for the root (row 0) and the n nodes (rows 1 .. n).
 
-    ``tokens [n]`` may be ``[0]``, which skips the check of ids, and ``aux [n]`` too, for none.
-    Written are ``depths [>= n + 1]`` and ``visible [>= n + 1, >= n + 1]``: row i sees row j.
+    ``tokens [n]`` may be ``[0]`` to skip the check of ids, and ``aux [n]`` may be ``[0]`` for none.
+    Writes ``depths [>= n + 1]`` and ``visible [>= n + 1, >= n + 1]``: row i sees row j.
     """
     n = len(parents)
     depths[0] = 0
@@ -54,7 +54,7 @@ def fill_tree(
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
-    """``[n + 1, widest]`` the candidates below root (row 0) and nodes, in order; -1 fills up."""
+    """List the candidates below root (row 0) and nodes: ``[n + 1, widest]``, padded with -1."""
     n = len(parents)
     counts = np.zeros(n + 1, dtype=np.int64)
     for i in range(n):
@@ -71,14 +71,14 @@ def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
 
 
 def host_tokens(tree: DraftTree) -> IntArray:
-    """``[n]`` ids that the host can read without waiting; ``[0]`` where they are on a GPU."""
+    """Return ``[n]`` ids that the host can read without waiting; ``[0]`` for ids on a GPU."""
     if isinstance(tree.tokens, np.ndarray):
         return tree.tokens
     return tree.tokens.numpy() if tree.tokens.device.type == "cpu" else NO_TOKENS
 
 
 class TreeGeometry:
-    """Depths and ancestors of one tree after another, in buffers that are made once.
+    """Depths and ancestors of one tree after another, in buffers allocated once.
 
     Attributes:
         depths: ``[max_nodes + 1]`` of root and nodes.
@@ -90,25 +90,25 @@ class TreeGeometry:
         self.visible: BoolArray = np.zeros((max_nodes + 1, max_nodes + 1), dtype=np.bool_)
 
     def read(self, tree: DraftTree, vocab_size: int) -> None:
-        """Check a tree and write down its geometry.
+        """Check a tree and write its geometry to the buffers.
 
         Raises:
-            CaseFailed: it is malformed, or has an id outside ``[0, vocab_size)``. Ids on a GPU are
-                not looked at: the verifier does that.
+            CaseFailed: it is malformed, or has an id outside ``[0, vocab_size)``. The verifier
+                checks ids on a GPU.
         """
         aux = NO_AUX if tree.aux is None else tree.aux
         args = (host_tokens(tree), tree.parents, aux, vocab_size, self.depths, self.visible)
         status = fill_tree(*args)
         if status != VALID or len(tree.tokens) != len(tree):
-            what = {
+            fault = {
                 BAD_TOKEN: f"a draft token is outside the vocabulary [0, {vocab_size})",
                 BAD_AUX: "a candidate node hangs below an auxiliary one",
             }.get(status, "a node's parent does not come before it, or tokens and parents differ")
-            raise CaseFailed("invalid_draft", f"malformed draft: {what}")
+            raise CaseFailed("invalid_draft", f"malformed draft: {fault}")
 
 
 def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ancestor matrix and depths from parents on any device, without a loop over nodes.
+    """Compute ancestor matrix and depths from parents on any device, without a loop over nodes.
 
     Pointer doubling: after k squarings a row sees all ancestors up to distance 2^k.
 

@@ -1,9 +1,9 @@
-"""One turn on its way: the parts of a step, which the loops over one text and over many share.
+"""One turn in progress: the parts of a step, shared by the loops over one and many sequences.
 
     propose -> (a pass) -> judge -> commit -> observe
 
-Of a pass the drafter sees greedy tokens, and logits or hidden states where ``needs`` declares them;
-only the verifier accepts; only the rules of stopping end a turn.
+The drafter sees a pass's greedy tokens, and logits or hidden states if its ``needs`` declare them;
+only the verifier accepts tokens; only the stop rules end a turn.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from specbench.decoding.verify import PassScores, Verifier
 from specbench.errors import CaseFailed
 from specbench.system.clock import Timings
 
-# -- what the loops ask of a target, live or recorded ----------------------------------------------
+# -- interface of a target, live or recorded -------------------------------------------------------
 
 
 class StepScores(PassScores, Protocol):
-    """Scores of a pass, with the hidden states by number that drafters may ask for."""
+    """Scores of a pass, with the hidden states by number that drafters may need."""
 
     @property
     def hidden(self) -> Mapping[int, torch.Tensor] | None: ...
 
 
 class SequenceTarget(Protocol):
-    """What belongs to one text: its prompt's pass, and the keys and values that it keeps."""
+    """One sequence's part of a target: its prompt's pass, and its keys and values."""
 
     def prefill(
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class SequenceTarget(Protocol):
 
 
 class PassTarget(SequenceTarget, Protocol):
-    """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
+    """A target of the loop: ``specbench.models.target.Target``, or a recorded output."""
 
     @property
     def device(self) -> torch.device: ...
@@ -64,11 +64,11 @@ class PassTarget(SequenceTarget, Protocol):
     ) -> StepScores: ...
 
 
-SlotDraft: TypeAlias = tuple[int, int, DraftTree]  # slot, root and draft of a text in a joint pass
+SlotDraft: TypeAlias = tuple[int, int, DraftTree]  # slot, root, draft in a joint pass
 
 
 class BatchPassTarget(Protocol):
-    """Several texts at once: ``specbench.models.batch_target.BatchTarget``."""
+    """A target for several sequences: ``specbench.models.batch_target.BatchTarget``."""
 
     @property
     def device(self) -> torch.device: ...
@@ -80,9 +80,9 @@ class BatchPassTarget(Protocol):
         """Refuse a malformed draft before it is in a pass with others (CaseFailed)."""
 
     def forward(
-        self, asked: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
+        self, drafts: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
     ) -> Sequence[StepScores]:
-        """One pass over the rows of all, each of a slot of its own; every draft is checked."""
+        """Run one pass over the rows of all drafts, each from a different slot and checked."""
 
 
 # -- a turn ----------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class BatchPassTarget(Protocol):
 
 @dataclass(slots=True)
 class DecodeResult:
-    """One turn: its counts step by step, and what else is known when it is over."""
+    """One turn: its output, its counts step by step, and its times."""
 
     # the new tokens, up to and including the first end token or the limit
     output_ids: list[int] = field(default_factory=list)
@@ -100,10 +100,10 @@ class DecodeResult:
     committed_per_step: list[int] = field(default_factory=list)
     drafted_per_step: list[int] = field(default_factory=list)  # candidate nodes of each step's tree
     depth_per_step: list[int] = field(default_factory=list)  # depth of each step's tree
-    # for each step the source of each accepted node, where the drafter names sources
+    # for each step the source of each accepted node, if the drafter names sources
     sources_per_step: list[list[int]] | None = None
     n_aux: int = 0  # auxiliary nodes over all steps
-    # what the drafter counted (``Drafter.report``)
+    # the drafter's counts (``Drafter.report``)
     drafter: Mapping[str, Any] = field(default_factory=dict)
     timings: Timings = field(default_factory=Timings)
 
@@ -122,7 +122,7 @@ class DecodeResult:
 
     @property
     def n_target_passes(self) -> int:
-        """Those after prefill."""
+        """Target passes after prefill."""
         return len(self.committed_per_step)
 
     @property
@@ -132,12 +132,12 @@ class DecodeResult:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """When a turn is over.
+    """Rules that end a turn.
 
     Attributes:
-        eos_ids: ids that end an answer.
-        context_length: tokens the model can hold; no answer grows beyond it, and no draft has a
-            position beyond it, which learned embeddings of positions lack.
+        eos_ids: ids that end an output.
+        context_length: tokens the model can hold; no output and no draft goes beyond it, because
+            learned position embeddings end there.
         vocab_size: ids that the model has embeddings of.
     """
 
@@ -146,7 +146,7 @@ class StopRules:
     vocab_size: int | None = None
 
     def limit(self, prompt: IntArray, max_new_tokens: int) -> int:
-        """New tokens that there is room for behind ``prompt [n]``.
+        """Return how many new tokens fit after ``prompt [n]``.
 
         Raises:
             CaseFailed: the prompt has no tokens, one that the model has no embedding of, or does
@@ -171,34 +171,34 @@ class StopRules:
             )
         return min(max_new_tokens, self.context_length - n_prompt)
 
-    def fitting(self, tree: DraftTree, length: int, rows: int) -> DraftTree:
-        """What of a draft the cache has ``rows`` for and the model positions.
+    def truncate(self, tree: DraftTree, length: int, rows: int) -> DraftTree:
+        """Cut a draft to the cache's free ``rows`` and the model's positions.
 
-        Parents come first, so any prefix is a tree; drafters rely on its nodes' numbers.
+        Parents come first, so any prefix is a tree; drafters rely on the numbers of its nodes.
         """
         if self.context_length is not None:
             rows = min(rows, tree.nodes_above(self.context_length - length))
         return tree if len(tree) <= rows else tree.take(np.arange(rows))
 
     def cut(self, tokens: IntArray) -> IntArray:
-        """Up to and including the first end token."""
-        for place, token in enumerate(tokens.tolist()):
+        """Cut tokens after the first end token."""
+        for i, token in enumerate(tokens.tolist()):
             if token in self.eos_ids:
-                return tokens[: place + 1]
+                return tokens[: i + 1]
         return tokens
 
 
 class Decoding:
-    """One text being decoded by one drafter.
+    """One sequence decoded by one drafter.
 
     Args:
-        target: the text's own part of the model's passes.
-        drafter: set up and, where its state scope says so, reset.
+        target: the sequence's part of the model's passes.
+        drafter: set up and, if its state scope requires it, reset.
         seed: for verifiers and drafters that draw random numbers.
-        seen: the text of the case's last turn, where the drafter has not been reset since.
+        seen: tokens of the case's last turn, if the drafter has not been reset since.
 
     Attributes:
-        tree: the draft of the step; ``finished``: whether there is no further one.
+        tree: the draft of the step; ``finished``: whether there is no further step.
 
     Raises:
         CaseFailed: the prompt does not fit.
@@ -245,7 +245,7 @@ class Decoding:
         verifier.begin(seed)
 
     def read_prompt(self) -> None:
-        """The pass over the prompt, and the first token."""
+        """Run the pass over the prompt and commit the first token."""
         needs, state = self.needs, self.state
         self._scores = self._target.prefill(
             state.tokens, all_logits=needs.prompt_logits, hidden_layers=needs.hidden_layers
@@ -261,22 +261,22 @@ class Decoding:
             self.drafter.observe_prompt_hidden(state.buffer[: state.n_prompt], scores.hidden)
         del self._scores  # the next pass may use their memory
         self.drafter.begin(state)
-        self.finished = self._over()
+        self.finished = self._is_finished()
 
     def propose(self) -> None:
-        self._keep(self.drafter.propose(self.state))
+        self._set_tree(self.drafter.propose(self.state))
 
     def drafting(self) -> ModelWork[None]:
-        """`propose`, with the drafter's passes handed out."""
-        self._keep((yield from self.drafter.drafting(self.state)))
+        """Run `propose` as a generator that yields the drafter's passes."""
+        self._set_tree((yield from self.drafter.drafting(self.state)))
 
-    def _keep(self, tree: DraftTree) -> None:
-        self.tree = self._rules.fitting(tree, self.state.length, self._target.free_rows())
+    def _set_tree(self, tree: DraftTree) -> None:
+        self.tree = self._rules.truncate(tree, self.state.length, self._target.free_rows())
 
     def judge(self, scores: StepScores, bonus: BonusProposal | None = None) -> None:
-        """Decide what of the draft is accepted, and where the turn stops."""
-        judged = self.tree if bonus is None else replace(self.tree, bonus=bonus)
-        self._accepted = self._verifier.verify(judged, scores)
+        """Decide which draft tokens are accepted, and where the turn stops."""
+        draft = self.tree if bonus is None else replace(self.tree, bonus=bonus)
+        self._accepted = self._verifier.verify(draft, scores)
         self._committed = self._rules.cut(self._accepted.tokens[: self.state.remaining])
         self._scores = scores
 
@@ -289,7 +289,7 @@ class Decoding:
         """Show the drafter the step, and count it."""
         needs, scores, tree, path = self.needs, self._scores, self.tree, self._accepted.path
         count = len(self._committed)
-        self.finished = self._over()
+        self.finished = self._is_finished()
         self.drafter.observe(
             self.state,
             StepOutcome(
@@ -298,7 +298,7 @@ class Decoding:
                 committed=self._committed,
                 next_tokens=self._accepted.next_tokens,
                 logits=scores.logits if needs.logits else None,
-                hidden=_of_committed(scores.hidden, path, count),
+                hidden=_committed_states(scores.hidden, path, count),
                 tree_hidden=scores.hidden if needs.tree_hidden else None,
                 finished=self.finished,
             ),
@@ -307,11 +307,11 @@ class Decoding:
         self.result.add(tree, int(scores.depths.max()), path, count)
 
     def end(self) -> None:
-        """Tell the drafter that the text is whole; its part of the time ends here."""
+        """Tell the drafter that the turn is complete; its share of the time ends here."""
         self.drafter.end(self.state)
 
-    def told(self, timings: Timings) -> DecodeResult:
-        """What is known of the turn when it is over."""
+    def finish(self, timings: Timings) -> DecodeResult:
+        """Complete the result of the finished turn."""
         result = self.result
         result.timings = timings
         result.output_ids = self.state.new_tokens.tolist()
@@ -322,21 +322,21 @@ class Decoding:
         result.drafter = self.drafter.report()
         return result
 
-    def _over(self) -> bool:
+    def _is_finished(self) -> bool:
         return self.state.remaining <= 0 or self.state.root in self._rules.eos_ids
 
 
 def with_method_name(drafter: Drafter, error: CaseFailed) -> CaseFailed:
-    """The error, with the method's name where its draft is what is wrong."""
+    """Prefix invalid-draft errors with the method's name."""
     if error.kind != "invalid_draft":
         return error
     return CaseFailed(error.kind, f"method={drafter.name}: {error}")
 
 
-def _of_committed(
+def _committed_states(
     hidden: Mapping[int, torch.Tensor] | None, path: IntArray, count: int
 ) -> dict[int, torch.Tensor] | None:
-    """``[count, hidden]`` of the root and the accepted nodes; no views, which a pass overwrites."""
+    """Copy ``[count, hidden]`` of root and accepted nodes; a pass would overwrite views."""
     if not hidden:
         return None
     device = next(iter(hidden.values())).device

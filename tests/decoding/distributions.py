@@ -205,15 +205,15 @@ def worst_p(outputs, joint):
 
 
 def transitions_p(outputs, sampling, target_table=None):
-    """Of a token given the two before it, over all places of all turns together."""
+    """Test a token given the two before it, over all positions of all turns together."""
     p = sampling.probs((table(0) if target_table is None else target_table).double()).numpy()
     prompt = np.broadcast_to(PROMPT, (len(outputs), len(PROMPT)))
     text = np.concatenate([prompt, outputs], 1)
     seen = np.zeros((VOCAB,) * 3)
     np.add.at(seen, (text[:, :-2], text[:, 1:-1], text[:, 2:]), 1)
-    found = [
+    tests = [
         chi_square(seen[a, b], p[a, b] * seen[a, b].sum())
         for a, b in np.ndindex(VOCAB, VOCAB)
         if seen[a, b].sum()
     ]
-    return float(stats.chi2.sf(sum(s for s, _ in found), sum(f for _, f in found)))
+    return float(stats.chi2.sf(sum(s for s, _ in tests), sum(f for _, f in tests)))

@@ -104,12 +104,12 @@ class Chance(TorchFunctionMode):
     """Random numbers of which every course is tried; it sees what they are compared with."""
 
     def courses(self, function):
-        """Call ``function`` once for each course; gives its probability and what came out."""
+        """Call ``function`` once for each course; yield its probability and its result."""
         pending = [[]]
         while pending:
             self.box, self.at, self.limits = pending.pop(), [], defaultdict(set)
             with self:
-                found = function()
+                result = function()
             inside, probability = [], 1.0
             for i, at in enumerate(self.at):
                 low, high = self.box[i]
@@ -120,28 +120,28 @@ class Chance(TorchFunctionMode):
                         pending.append([*inside, part, *self.box[i + 1 :]])
                 inside.append((below, above))
                 probability *= above - below
-            yield probability, found
+            yield probability, result
 
     def numbers(self, start, stop):
-        """A point within each side of the box, no two alike."""
+        """Give a point within each side of the box, no two alike."""
         self.box += [(0.0, 1.0)] * (stop - len(self.box))
         for i in range(len(self.at), stop):
             low, high = self.box[i]
             self.at.append(low + (high - low) * (0.25 + 0.5 * (0.618034 * i % 1)))
-        made = np.array(self.at[start:stop]).view(Watched)
-        made.chance = self
-        return made
+        points = np.array(self.at[start:stop]).view(Watched)
+        points.chance = self
+        return points
 
     def compared(self, numbers, limits):
         numbers, limits = np.broadcast_arrays(np.asarray(numbers), np.asarray(limits))
         same = abs(np.array(self.at)[:, None] - numbers.ravel()) < _DUST
-        for i, place in zip(*same.nonzero(), strict=True):
-            self.limits[i].add(float(limits.flat[place]))
+        for i, at in zip(*same.nonzero(), strict=True):
+            self.limits[i].add(float(limits.flat[at]))
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.searchsorted:
-            mass, wanted = args
-            self.compared(wanted / mass[..., -1:], mass / mass[..., -1:])
+            mass, thresholds = args
+            self.compared(thresholds / mass[..., -1:], mass / mass[..., -1:])
         elif function is torch.Tensor.le:
             self.compared(*args)
         return function(*args, **(kwargs or {}))

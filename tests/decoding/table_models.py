@@ -115,21 +115,21 @@ class TableDraft:
         self._count(len(tokens))
         return self._logits(self.nodes[first:])
 
-    def catching_up(self, *asked, **how):
+    def catching_up(self, *args, **options):
         yield from ()
-        return self.catch_up(*asked, **how)
+        return self.catch_up(*args, **options)
 
-    def extending(self, *asked, **how):
+    def extending(self, *args, **options):
         yield from ()
-        return self.extend(*asked, **how)
+        return self.extend(*args, **options)
 
     def commit_path(self, path, survivors=None):
         for node in path.tolist():
             assert self.nodes[node][:-1] == self.text, "not a path"
             self.text = self.nodes[node]
-        kept = [] if survivors is None else [self.nodes[i] for i in survivors.tolist()]
-        assert all(node[: len(self.text)] == self.text for node in kept)
-        self.nodes = kept
+        retained = [] if survivors is None else [self.nodes[i] for i in survivors.tolist()]
+        assert all(node[: len(self.text)] == self.text for node in retained)
+        self.nodes = retained
 
     def drop_nodes(self):
         self.nodes = []

@@ -1,4 +1,4 @@
-"""Texts decoded at once are what each is alone: tokens, steps, drafts, whatever its neighbours."""
+"""A batch decodes each sequence as alone: tokens, steps, drafts, whatever its neighbours."""
 
 from dataclasses import dataclass, replace
 
@@ -42,19 +42,19 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def targets():
-    made = {}
+    cache = {}
 
     def get(architecture="llama", size=5):
-        if architecture not in made:
+        if architecture not in cache:
             model = tiny_model(architecture, vocab_size=VOCAB)
-            made[architecture] = Target(model, max_len=64, max_nodes=128)
-        return made[architecture], BatchTarget(made[architecture], size)
+            cache[architecture] = Target(model, max_len=64, max_nodes=128)
+        return cache[architecture], BatchTarget(cache[architecture], size)
 
     return get
 
 
 def alone(target, drafters, verifier=None, prompts=PROMPTS, n=NEW_TOKENS, **options):
-    """What each text is by itself."""
+    """Decode each sequence by itself."""
     loop = engine(target, verifier or GreedyVerifier(), **options)
     return [
         loop.decode(prompt, drafter, max_new_tokens=n, seed=seed)
@@ -62,11 +62,13 @@ def alone(target, drafters, verifier=None, prompts=PROMPTS, n=NEW_TOKENS, **opti
     ]
 
 
-def together(*asked, **options):
-    return made(*asked, **options).turns
+def together(*args, **options):
+    return batch_result(*args, **options).turns
 
 
-def made(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options):
+def batch_result(
+    batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options
+):
     options = {"eos_ids": options.pop("eos", frozenset()), **options}
     loop = BatchEngine(batch, [verifier() for _ in batch.slots], **options)
     requests = [
@@ -76,13 +78,13 @@ def made(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS
     return loop.decode(requests, max_new_tokens=n)
 
 
-def same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        assert not isinstance(one, Exception), one
-        assert one.output_ids == other.output_ids
-        assert one.committed_per_step == other.committed_per_step
-        assert one.drafted_per_step == other.drafted_per_step
-        assert one.finish_reason == other.finish_reason
+def same(turns, expected):
+    for turn, other in zip(turns, expected, strict=True):
+        assert not isinstance(turn, Exception), turn
+        assert turn.output_ids == other.output_ids
+        assert turn.committed_per_step == other.committed_per_step
+        assert turn.drafted_per_step == other.drafted_per_step
+        assert turn.finish_reason == other.finish_reason
     return True
 
 
@@ -106,8 +108,8 @@ def drafters(targets, tmp_path_factory, monkeypatch):
     base = tmp_path_factory.getbasetemp()
 
     def get(name, *, joined, count=3, shared=False, of="llama", **knobs):
-        """``joined``: with the weights of heads and draft model in common; ``of``: the target."""
-        made, first, (target, _) = [], None, targets(of)
+        """Get drafters; ``joined``: with shared weights; ``of``: the target's architecture."""
+        ready, first, (target, _) = [], None, targets(of)
         for prompt in PROMPTS[:count]:
             drafter = driver.instantiate(name, **knobs)
             cache = base / ("contract-artifacts" if of == "llama" else f"artifacts-{of}")
@@ -124,8 +126,8 @@ def drafters(targets, tmp_path_factory, monkeypatch):
             if drafter.needs.reference:
                 plain = alone(target, [Drafter(name="ar")], prompts=[prompt])
                 drafter.set_reference(np.array(plain[0].output_ids))
-            made.append(drafter)
-        return made
+            ready.append(drafter)
+        return ready
 
     return get
 
@@ -141,25 +143,27 @@ def test_texts_that_choose_their_rows_together_stay_what_they_are(
     drafted = offered = 0
     for count in (1, 2, 5):
         joint = drafters("adaptive", joined=True, count=count, shared=True, **knobs)
-        found = together(batch, joint)
-        for one, other in zip(found, plain, strict=False):
-            assert not isinstance(one, Exception), one
-            assert one.output_ids == other.output_ids
-        offered += sum(sum(one.drafter["offered_per_step"]) for one in found)
-        drafted += sum(one.n_drafted for one in found)
+        turns = together(batch, joint)
+        for turn, other in zip(turns, plain, strict=False):
+            assert not isinstance(turn, Exception), turn
+            assert turn.output_ids == other.output_ids
+        offered += sum(sum(turn.drafter["offered_per_step"]) for turn in turns)
+        drafted += sum(turn.n_drafted for turn in turns)
     assert 0 < drafted < offered
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_drafts_as_it_does_alone(name, targets, drafters):
     target, batch = targets()
-    wanted = alone(target, drafters(name, joined=False))
+    expected = alone(target, drafters(name, joined=False))
     joint = drafters(name, joined=True)
-    same(together(batch, joint), wanted)
+    same(together(batch, joint), expected)
     if joint[0].needs.heads or joint[0].needs.draft_model:
         # Each text by itself, in as many passes of the model as it takes.
-        single = sum(made(batch, [one]).model_passes for one in drafters(name, joined=True))
-        assert 0 < made(batch, joint).model_passes <= single / 2
+        alone_passes = [
+            batch_result(batch, [drafter]).model_passes for drafter in drafters(name, joined=True)
+        ]
+        assert 0 < batch_result(batch, joint).model_passes <= sum(alone_passes) / 2
 
 
 @pytest.mark.slow
@@ -169,10 +173,10 @@ def test_every_method_on_every_architecture_in_groups_of_each_size(
     name, architecture, targets, drafters
 ):
     target, batch = targets(architecture)
-    wanted = alone(target, drafters(name, joined=False, count=5, of=architecture))
+    expected = alone(target, drafters(name, joined=False, count=5, of=architecture))
     for count in (1, 2, 5):
         joint = drafters(name, joined=True, count=count, of=architecture)
-        same(together(batch, joint), wanted[:count])
+        same(together(batch, joint), expected[:count])
 
 
 def test_heads_of_all_texts_have_their_weights_in_common(targets, tmp_path):
@@ -180,12 +184,12 @@ def test_heads_of_all_texts_have_their_weights_in_common(targets, tmp_path):
     heads = tiny_heads.save_each(tmp_path, VOCAB, read_shape(target.config, "llama"))
     context = DraftContext(VOCAB, frozenset(), target=target, heads=heads)
     for name in driver.methods_that_need("heads"):
-        found = []
+        weights = []
         for _ in range(2):
             drafter = driver.instantiate(name)
             drafter.setup(context)
-            found.append(_weights(drafter))
-        assert found[0] and found[0] == found[1]
+            weights.append(_weights(drafter))
+        assert weights[0] and weights[0] == weights[1]
 
 
 def _weights(drafter):
@@ -205,15 +209,15 @@ def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit():
     drafters = adversaries(target, 3)
     same(together(batch, drafters), alone(target, drafters))
     tree = DraftTree(np.array([5, 6, 7]), np.array([-1, 0, -1]))
-    wanted = []
+    expected = []
     for slot, prompt in zip(batch.slots, PROMPTS, strict=False):
         slot.prefill(prompt)
         target.prefill(prompt)
-        wanted.append(target.forward(9, tree).logits.clone())
-    asked = [(i, 9, tree) for i in range(3)]
+        expected.append(target.forward(9, tree).logits.clone())
+    drafts = [(i, 9, tree) for i in range(3)]
     for i in range(3):
         batch.check(i, tree)
-    for scores, logits in zip(batch.forward(asked), wanted, strict=True):
+    for scores, logits in zip(batch.forward(drafts), expected, strict=True):
         assert torch.equal(scores.logits, logits)
 
 
@@ -221,28 +225,28 @@ def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit():
 def test_drawn_drafts_are_accepted_as_they_are_alone(count, targets, drafters):
     target, batch = targets()
     verifier = lambda: RejectionVerifier(Sampling(temperature=0.8))  # noqa: E731
-    wanted = alone(target, drafters("sps", joined=False, count=count), verifier())
-    same(together(batch, drafters("sps", joined=True, count=count), verifier), wanted)
+    expected = alone(target, drafters("sps", joined=False, count=count), verifier())
+    same(together(batch, drafters("sps", joined=True, count=count), verifier), expected)
 
 
 # -- ends and failures -----------------------------------------------------------------------------
 
 
 def test_texts_leave_at_their_own_end(targets):
-    """One ends with its first token, one at the model's context, others go on."""
+    """A sequence ends with its first token, another at the model's context, others go on."""
     target, batch = targets()
     first = alone(target, [Drafter(name="ar")], n=1)[0].output_ids[0]
     options = {"eos": frozenset({first}), "context_length": 40}
     drafters = adversaries(target, 5)
-    wanted = alone(target, drafters, **options)
-    assert wanted[0].output_ids == [first]
-    assert "context" in {turn.finish_reason for turn in wanted}
-    same(together(batch, drafters, **options), wanted)
+    expected = alone(target, drafters, **options)
+    assert expected[0].output_ids == [first]
+    assert "context" in {turn.finish_reason for turn in expected}
+    same(together(batch, drafters, **options), expected)
 
 
 @dataclass(kw_only=True, eq=False)
 class Failing(Drafter):
-    """Fails in the way asked for: in the hook of that name, or with its third draft."""
+    """Fails in the hook named by ``how``, or with its third draft."""
 
     name: str = "failing"
     how: str = "error"
@@ -282,17 +286,17 @@ HOOKS = ("error", "begin", "observe", "end", "report")
 def test_one_that_fails_leaves_the_others_as_they_are(how, kind, targets):
     target, batch = targets()
     drafters = adversaries(target, 4)
-    wanted = alone(target, drafters)
+    expected = alone(target, drafters)
     drafters[1] = Failing(how=how)
-    found = together(batch, drafters)
-    assert isinstance(found.pop(1), kind)
-    wanted.pop(1)
-    same(found, wanted)
+    turns = together(batch, drafters)
+    assert isinstance(turns.pop(1), kind)
+    expected.pop(1)
+    same(turns, expected)
 
 
 @dataclass(kw_only=True, eq=False)
 class Asking(ModelDrafter):
-    """Drafts what a model answers that all texts have in common."""
+    """Drafts the answers of a model that all sequences share."""
 
     name: str = "asking"
     truth: list[int]
@@ -300,29 +304,29 @@ class Asking(ModelDrafter):
 
     def drafting(self, state):
         at = state.length - state.n_prompt
-        asked = (self.truth[at : at + 2], self.fails and state.step == 2)
-        return DraftTree.chain(np.array((yield ModelCall("model", asked, self._answer))))
+        request = (self.truth[at : at + 2], self.fails and state.step == 2)
+        return DraftTree.chain(np.array((yield ModelCall("model", request, self._answer))))
 
-    def _answer(self, asked):
-        if any(fails for _, fails in asked):
+    def _answer(self, requests):
+        if any(fails for _, fails in requests):
             raise RuntimeError("no memory for this row")
-        return [tokens for tokens, _ in asked]
+        return [tokens for tokens, _ in requests]
 
 
 def test_one_that_a_common_pass_of_the_drafters_fails_for_leaves_the_others(targets):
     target, batch = targets()
     truths = [turn.output_ids for turn in alone(target, [Drafter(name="ar")] * 4)]
-    wanted = alone(target, [Asking(truth=truth) for truth in truths])
-    found = together(batch, [Asking(truth=truth, fails=i == 1) for i, truth in enumerate(truths)])
-    assert "no memory" in str(found.pop(1))
-    wanted.pop(1)
-    same(found, wanted)
+    expected = alone(target, [Asking(truth=truth) for truth in truths])
+    turns = together(batch, [Asking(truth=truth, fails=i == 1) for i, truth in enumerate(truths)])
+    assert "no memory" in str(turns.pop(1))
+    expected.pop(1)
+    same(turns, expected)
 
 
 def test_one_that_the_targets_pass_fails_for_leaves_the_others(targets, monkeypatch):
     target, batch = targets()
     drafters = adversaries(target, 4)
-    wanted = alone(target, drafters)
+    expected = alone(target, drafters)
     faulty, inner = batch.slots[2].cache, batch_target._joint_pass
 
     def passed(target, compiled, ids, texts, *more):
@@ -332,21 +336,21 @@ def test_one_that_the_targets_pass_fails_for_leaves_the_others(targets, monkeypa
         return inner(target, compiled, ids, texts, *more)
 
     monkeypatch.setattr(batch_target, "_joint_pass", passed)
-    found = together(batch, drafters)
-    assert "no memory" in str(found.pop(2))
-    wanted.pop(2)
-    same(found, wanted)
+    turns = together(batch, drafters)
+    assert "no memory" in str(turns.pop(2))
+    expected.pop(2)
+    same(turns, expected)
 
 
 def test_a_prompt_that_does_not_fit_fails_alone(targets):
     target, batch = targets()
     drafters = adversaries(target, 5)
-    found = together(batch, drafters, context_length=30)
-    assert [isinstance(turn, CaseFailed) for turn in found] == [n >= 30 for n in LENGTHS]
+    turns = together(batch, drafters, context_length=30)
+    assert [isinstance(turn, CaseFailed) for turn in turns] == [n >= 30 for n in LENGTHS]
 
 
 def test_times_are_the_groups_until_a_text_ended(targets):
-    """By a clock that counts one second a mark."""
+    """Use a clock that counts one second per mark."""
 
     class Marks(Clock):
         __slots__ = ()
@@ -365,19 +369,19 @@ def test_times_are_the_groups_until_a_text_ended(targets):
     end = alone(target, plain)[1].output_ids[3]
     loop = BatchEngine(batch, [GreedyVerifier()] * 5, eos_ids=frozenset({end}), clock=Marks)
     requests = [TurnRequest(p, d, reset_s=0.5) for p, d in zip(PROMPTS, plain, strict=False)]
-    made = loop.decode(requests, max_new_tokens=NEW_TOKENS)
-    steps = [len(turn.committed_per_step) for turn in made.turns]
-    for turn, n in zip(made.turns, steps, strict=True):
+    result = loop.decode(requests, max_new_tokens=NEW_TOKENS)
+    steps = [len(turn.committed_per_step) for turn in result.turns]
+    for turn, n in zip(result.turns, steps, strict=True):
         times = turn.timings
         assert (times.prefill_s, times.drafter_setup_s, times.decode_s) == (2.0, 3.0, 3.0 + n)
         assert times.step_s == [1.0] * n
-    assert made.full_s == min(steps) < max(steps)
+    assert result.full_s == min(steps) < max(steps)
 
 
 def test_what_does_not_fit_is_refused_with_the_number_that_does(targets, monkeypatch):
     target, _ = targets()
-    each = target.cache.nbytes + 129 * VOCAB * 8
-    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 3 * each + 10)
+    slot_bytes = target.cache.nbytes + 129 * VOCAB * 8
+    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 3 * slot_bytes + 10)
     BatchTarget(target, 3)
     with pytest.raises(ConfigurationError, match=r"batch.size=5.*Type batch.size=3"):
         BatchTarget(target, 5)
@@ -389,14 +393,14 @@ def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):
     target = Target(tiny_model("llama", vocab_size=VOCAB), max_len=64, max_nodes=128)
     batch = BatchTarget(target, 2)
     drafters = adversaries(target, 2)
-    wanted = alone(target, drafters)
+    expected = alone(target, drafters)
     monkeypatch.setattr(batch_target, "free_bytes", lambda _: 0)
     with pytest.raises(ConfigurationError, match=r"batch.size=2.*Type batch.size=1"):
         batch.reserve(2048)
-    same(together(batch, drafters), wanted)
-    # What was refused is not asked for again by a text that is shorter.
-    each = batch.slots[0].cache.nbytes + 129 * VOCAB * target.dtype.itemsize
-    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 4 * each)
+    same(together(batch, drafters), expected)
+    # A shorter sequence does not request the refused size again.
+    slot_bytes = batch.slots[0].cache.nbytes + 129 * VOCAB * target.dtype.itemsize
+    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 4 * slot_bytes)
     batch.reserve(target.cache.max_len)
     assert 256 < batch.slots[0].cache.max_len < 1024
 
@@ -405,7 +409,7 @@ def test_where_the_machine_had_less_memory_than_it_said_the_shorter_ones_go_on(m
     target = Target(tiny_model("llama", vocab_size=VOCAB), max_len=64, max_nodes=128)
     batch = BatchTarget(target, 2)
     drafters = adversaries(target, 2)
-    wanted, inner = alone(target, drafters), Target.new_cache
+    expected, inner = alone(target, drafters), Target.new_cache
 
     def short_of_memory(self, length, *more):
         if length > 1000:
@@ -415,7 +419,7 @@ def test_where_the_machine_had_less_memory_than_it_said_the_shorter_ones_go_on(m
     monkeypatch.setattr(Target, "new_cache", short_of_memory)
     with pytest.raises(RuntimeError, match="allocate"):
         batch.reserve(2048)
-    same(together(batch, drafters), wanted)
+    same(together(batch, drafters), expected)
 
 
 # -- planted faults --------------------------------------------------------------------------------
@@ -423,7 +427,7 @@ def test_where_the_machine_had_less_memory_than_it_said_the_shorter_ones_go_on(m
 
 @dataclass(kw_only=True, eq=False)
 class Truth(Drafter):
-    """The truth in a tree of three nodes whose shape is its own."""
+    """Drafts the truth in a tree of three nodes of a given shape."""
 
     name: str = "truth"
     truth: list[int]
@@ -443,7 +447,7 @@ class Truth(Drafter):
 
 
 def zeroed_key(patch):
-    """A key of zeros behind each text's own, which the softmax counts as e^0."""
+    """Add a key of zeros after each text's keys, which the softmax counts as e^0."""
     update = KVCache.update
 
     def padded(self, keys, values, layer, *more, **named):
@@ -457,13 +461,13 @@ def zeroed_key(patch):
 
 
 def with_other_texts(change):
-    """``change(one, other)`` gives what is read in place of a text, ``other`` its neighbour."""
+    """Plant ``change(text, other)``, which is read instead of a text; ``other``: its neighbour."""
 
     def plant(patch):
         inner = batch_target._joint_pass
 
         def changed(target, compiled, ids, texts, *more):
-            texts = [change(one, other) for one, other in zip(texts, texts[::-1], strict=True)]
+            texts = [change(*pair) for pair in zip(texts, texts[::-1], strict=True)]
             return inner(target, compiled, ids, texts, *more)
 
         patch.setattr(batch_target, "_joint_pass", changed)
@@ -471,12 +475,12 @@ def with_other_texts(change):
     return plant
 
 
-def at_the_neighbours_positions(one, other):
-    return one._replace(depths=one.depths + other.cache.length - one.cache.length)
+def at_the_neighbours_positions(text, other):
+    return text._replace(depths=text.depths + other.cache.length - text.cache.length)
 
 
-def with_the_neighbours_mask(one, other):
-    return one._replace(visible=other.visible) if one.rows == other.rows else one
+def with_the_neighbours_mask(text, other):
+    return text._replace(visible=other.visible) if text.rows == other.rows else text
 
 
 def gather_off_by_one(patch):
@@ -498,7 +502,7 @@ FAULTS = {
 
 
 def row_that_nobody_wrote(patch):
-    """The compiled pass's zeroed key: a row of the cache behind each text's own counts."""
+    """Let the compiled pass read one row beyond each text's rows of the cache."""
     inner = batch_target.Segment
 
     def late(storage, text, past, *more):
@@ -525,17 +529,17 @@ def outputs_are_those_alone(target, batch, plant, monkeypatch):
         Truth(truth=turn.output_ids, parents=shape)
         for turn, shape in zip(plain, shapes, strict=True)
     ]
-    wanted = alone(target, drafters)
+    expected = alone(target, drafters)
     if plant:
         plant(monkeypatch)
     outputs = [turn.output_ids for turn in together(batch, drafters)]
-    return outputs == [turn.output_ids for turn in wanted]
+    return outputs == [turn.output_ids for turn in expected]
 
 
 def test_a_zeroed_key_that_still_counts_is_found(targets, monkeypatch):
     target, batch = targets()
     drafters = [Drafter(name="ar")] * 3
-    wanted = alone(target, drafters)
+    expected = alone(target, drafters)
     zeroed_key(monkeypatch)
-    found = together(batch, drafters)
-    assert [turn.output_ids for turn in found] != [turn.output_ids for turn in wanted]
+    turns = together(batch, drafters)
+    assert [turn.output_ids for turn in turns] != [turn.output_ids for turn in expected]

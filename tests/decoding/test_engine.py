@@ -337,7 +337,7 @@ class MarkedPhases(CpuClock):
         self.marks.append(name)
 
 
-def test_no_pass_is_left_running_where_the_drafter_fails_beside_it(make_target, rng, monkeypatch):
+def test_no_pass_is_left_running_if_the_drafter_fails_meanwhile(make_target, rng, monkeypatch):
     target = make_target("llama", max_len=64)
     running = threading.Event()
     forward = target.forward
@@ -345,9 +345,9 @@ def test_no_pass_is_left_running_where_the_drafter_fails_beside_it(make_target, 
     def slow(*args, **kwargs):
         running.set()
         time.sleep(0.2)
-        found = forward(*args, **kwargs)
+        scores = forward(*args, **kwargs)
         running.clear()
-        return found
+        return scores
 
     class Failing(Drafter):
         @property

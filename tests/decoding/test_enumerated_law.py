@@ -45,14 +45,14 @@ def is_chain(pair):
 
 
 def wrong(pair, verifier, **more):
-    """What of ``law`` and ``length`` is not as it must be."""
+    """Return which of ``law`` and ``length`` are violated."""
     law, accepted = examine(pair, lambda: verifier(Sampling(1.0)), **more)
-    found = {"law"} if abs(law - pair.law()).max() > EXACT else set()
+    faults = {"law"} if abs(law - pair.law()).max() > EXACT else set()
     if is_chain(pair):
         most, rule = pair.accepted("block"), RULES[verifier]
         exact = rule is None or abs(accepted - pair.accepted(rule)) < EXACT
-        found |= set() if exact and accepted < most + EXACT else {"length"}
-    return found
+        faults |= set() if exact and accepted < most + EXACT else {"length"}
+    return faults
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -101,9 +101,9 @@ def uncapped(p, q, tokens):
 
 
 def mixed(p, q, tokens):
-    """The odds of weights that are 1: of each row by itself."""
-    one = [judged(p[i : i + 2], q[i : i + 2], tokens[i : i + 2])[0][-1:] for i in range(len(q))]
-    return torch.cat(one), judged(p, q, tokens)[1]
+    """Test with weights of 1: each row by itself."""
+    rows = [judged(p[i : i + 2], q[i : i + 2], tokens[i : i + 2])[0][-1:] for i in range(len(q))]
+    return torch.cat(rows), judged(p, q, tokens)[1]
 
 
 def flipped(p, children, tokens, proposal):

@@ -16,8 +16,8 @@ EXACT = lossless.TOLERANCE["float64"]
 
 
 def plain(target: Target, n: int = 12) -> list[int]:
-    found = engine(target).decode(np.array(PROMPT), Drafter(name="ar"), max_new_tokens=n)
-    return found.output_ids
+    result = engine(target).decode(np.array(PROMPT), Drafter(name="ar"), max_new_tokens=n)
+    return result.output_ids
 
 
 def test_first_difference():
@@ -36,11 +36,11 @@ def test_a_wrong_token_is_a_bug_with_its_gap(make_target):
     target = make_target()
     reference = plain(target)
     wrong = [*reference[:5], (reference[5] + 1) % VOCAB]
-    found = audit_output(target, PROMPT, wrong, reference, EXACT)
-    assert found.verdict == "bug" and found.first_diff == 5
+    audit = audit_output(target, PROMPT, wrong, reference, EXACT)
+    assert audit.verdict == "bug" and audit.first_diff == 5
     with torch.inference_mode():
         logits = target.prefill(np.array(PROMPT + reference[:5])).logits[-1]
-    assert found.gap == pytest.approx(float(logits.max() - logits[wrong[5]]), abs=1e-9)
+    assert audit.gap == pytest.approx(float(logits.max() - logits[wrong[5]]), abs=1e-9)
 
 
 def tied_target() -> Target:
@@ -57,23 +57,23 @@ def tied_target() -> Target:
 def test_a_tie_is_a_near_tie_whatever_follows():
     target = tied_target()
     reference = plain(target, 6)
-    place = next((i for i, t in enumerate(reference) if t in (10, 11)), None)
-    if place is None:  # the tied pair is the minimum here: turn it round
+    first = next((i for i, t in enumerate(reference) if t in (10, 11)), None)
+    if first is None:  # the tied pair is the minimum here: turn it round
         with torch.no_grad():
             target.model.get_output_embeddings().weight[10:12] *= -1
         reference = plain(target, 6)
-        place = next(i for i, t in enumerate(reference) if t in (10, 11))
-    other = 21 - reference[place]
-    run = [*reference[:place], other]
+        first = next(i for i, t in enumerate(reference) if t in (10, 11))
+    other = 21 - reference[first]
+    run = [*reference[:first], other]
     prompt = np.array([*PROMPT, *run])
     run += engine(target).decode(prompt, Drafter(name="ar"), max_new_tokens=3).output_ids
-    found = audit_output(target, PROMPT, run, reference, EXACT)
-    assert found.verdict == "near_tie" and found.first_diff == place
-    assert found.gap is not None and found.gap <= EXACT
+    audit = audit_output(target, PROMPT, run, reference, EXACT)
+    assert audit.verdict == "near_tie" and audit.first_diff == first
+    assert audit.gap is not None and audit.gap <= EXACT
 
 
 def test_stopping_early_without_an_end_token_is_a_bug(make_target):
     target = make_target()
     reference = plain(target)
-    found = audit_output(target, PROMPT, reference[:-2], reference, EXACT, ended_rightly=False)
-    assert found.verdict == "bug" and found.first_diff == len(reference) - 2
+    audit = audit_output(target, PROMPT, reference[:-2], reference, EXACT, ended_rightly=False)
+    assert audit.verdict == "bug" and audit.first_diff == len(reference) - 2

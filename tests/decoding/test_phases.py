@@ -11,7 +11,7 @@ from tests.small_run import run_here
 
 @pytest.mark.slow
 def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
-    """The outside clock goes round the whole of decode; the five phases leave little unclaimed."""
+    """Compare the sum of the five phases with an outside clock around decode."""
     outside = []
     decode = session.Session.decode
 
@@ -29,7 +29,7 @@ def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
         assert sum(phases.values()) == pytest.approx(wall, rel=0.02)
         named = sum(phases.get(name, 0.0) for name in (*records.PHASES, "prefill", "setup"))
         assert named == pytest.approx(wall, rel=0.02)
-    found, _ = records.read_records(tmp_path / "run")
-    assert len(found) == len(outside) == 8  # two labels, two dialogues of two turns
-    for record in found:
+    cases, _ = records.read_records(tmp_path / "run")
+    assert len(cases) == len(outside) == 8  # two labels, two dialogues of two turns
+    for record in cases:
         assert sum(record.phase_s.values()) == pytest.approx(record.wall_s, rel=0.02)

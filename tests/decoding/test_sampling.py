@@ -52,9 +52,9 @@ PATHWISE = [("match", draft) for draft in DRAFTS] + [("rejection", "top"), ("blo
 
 
 def check_engine(draft, sampling, n, verifier=RejectionVerifier):
-    """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
-    made = verifier(SAMPLINGS[sampling])
-    outputs, _ = exact.turns(made, TreeDrafts.named(draft, SAMPLINGS[sampling]), n, 16)
+    """Decode turn by turn, as runs do; test all tokens of longer turns."""
+    subject = verifier(SAMPLINGS[sampling])
+    outputs, _ = exact.turns(subject, TreeDrafts.named(draft, SAMPLINGS[sampling]), n, 16)
     assert worst_p(outputs, distribution_of(SAMPLINGS[sampling])) > P_LEAST
     assert exact.transitions_p(outputs, SAMPLINGS[sampling]) > P_LEAST
 
@@ -114,9 +114,9 @@ def test_plain_sampling_follows_the_distribution(sampling):
         uniforms[seed] = numbers.take(exact.N_TOKENS)
     text = np.tile(PROMPT, (TRIALS, 1))
     p = sampling.probs(table(0))
-    for place in range(exact.N_TOKENS):
+    for k in range(exact.N_TOKENS):
         rows = p[text[:, -2], text[:, -1]]
-        drawn = sample(rows, torch.from_numpy(uniforms[:, place])).numpy()
+        drawn = sample(rows, torch.from_numpy(uniforms[:, k])).numpy()
         text = np.concatenate([text, drawn[:, None]], 1)
     assert worst_p(text[:, len(PROMPT) :], distribution_of(sampling)) > P_LEAST
     assert exact.transitions_p(text[:, len(PROMPT) :], sampling) > P_LEAST
@@ -189,11 +189,11 @@ class NoResidual(RejectionVerifier):
     """After a rejection draws from all of the target's distribution, not from what is left."""
 
     def verify(self, tree, scores):
-        verdict = super().verify(tree, scores)
-        row = int(verdict.path[-1]) + 1 if len(verdict.path) else 0
+        accepted = super().verify(tree, scores)
+        row = int(accepted.path[-1]) + 1 if len(accepted.path) else 0
         again = self._draw(scores.logits[row : row + 1], self._uniforms.take(1))
-        verdict.tokens[-1] = int(again[0])
-        return verdict
+        accepted.tokens[-1] = int(again[0])
+        return accepted
 
 
 class KnownNumbers(RejectionVerifier):
@@ -223,8 +223,8 @@ def typical(sampling):
 def test_wrong_verifiers_are_found(wrong, draft):
     sampling = SAMPLINGS["warm"]
     outputs, _ = exact.turns(wrong(sampling), TreeDrafts.named(draft, sampling), 250, 16)
-    found = min(worst_p(outputs, distribution_of(sampling)), exact.transitions_p(outputs, sampling))
-    assert found < P_LEAST
+    p = min(worst_p(outputs, distribution_of(sampling)), exact.transitions_p(outputs, sampling))
+    assert p < P_LEAST
 
 
 # -- what verifiers promise besides ----------------------------------------------------------------
@@ -266,10 +266,10 @@ def test_typical_acceptance_by_hand():
     tree = DraftTree(np.array([2, 2, 0]), np.array([-1, 0, 1]))
     verifier = TypicalVerifier(sampling, epsilon=0.09, delta=0.3)
     verifier.begin(0)
-    verdict = verifier.verify(tree, Scores(rows.log()))
-    assert verdict.path.tolist() == [0]
-    assert verdict.tokens[0] == 2 and verdict.tokens[1] in (0, 1)
-    assert verdict.next_tokens.tolist() == [0, 0, 0, 0]
+    accepted = verifier.verify(tree, Scores(rows.log()))
+    assert accepted.path.tolist() == [0]
+    assert accepted.tokens[0] == 2 and accepted.tokens[1] in (0, 1)
+    assert accepted.next_tokens.tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("verifier", [*LOSSLESS.values(), typical])
@@ -284,12 +284,12 @@ def test_logits_that_are_not_finite_fail_the_case(verifier):
 
 @pytest.mark.parametrize("verifier", [*LOSSLESS.values(), typical])
 def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
-    made = verifier(SAMPLINGS["warm"])
-    made.begin(0)
+    subject = verifier(SAMPLINGS["warm"])
+    subject.begin(0)
     proposal = Proposal(torch.full((1, VOCAB), 1 / VOCAB), np.zeros(1, dtype=np.int64))
     tree = DraftTree(torch.tensor([VOCAB]), np.array([-1]), probs=proposal)
     with pytest.raises(CaseFailed, match="outside the vocabulary"):
-        made.verify(tree, Scores(table(0)[0, :2], depths=np.array([0, 1])))
+        subject.verify(tree, Scores(table(0)[0, :2], depths=np.array([0, 1])))
 
 
 # -- probabilities and draws -----------------------------------------------------------------------
@@ -307,21 +307,21 @@ def test_probabilities_equal_the_plain_rule(logits, temperature, top_p, top_k):
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     if 0 < top_k < len(logits):
         order = [i for i in order if logits[i] >= logits[order[top_k - 1]]]
-    total, mass, kept = sum(weights[order]), 0.0, []
+    total, mass, nucleus = sum(weights[order]), 0.0, []
     for i in order:
         if mass < top_p - 1e-12:
-            kept.append(i)
+            nucleus.append(i)
         mass += weights[i] / total
     expected = np.zeros(len(logits))
-    expected[kept] = weights[kept] / weights[kept].sum()
-    found = sampling.probs(torch.tensor(logits, dtype=torch.float64))
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    expected[nucleus] = weights[nucleus] / weights[nucleus].sum()
+    probs = sampling.probs(torch.tensor(logits, dtype=torch.float64))
+    np.testing.assert_allclose(probs.numpy(), expected, atol=1e-12)
 
 
 def test_half_precision_is_raised_and_no_temperature_overflows():
     logits = torch.tensor([40.0, 39.0, -torch.inf], dtype=torch.bfloat16)
-    found = Sampling(1e-38).probs(logits)
-    assert found.dtype == torch.float32 and found.tolist() == [1.0, 0.0, 0.0]
+    probs = Sampling(1e-38).probs(logits)
+    assert probs.dtype == torch.float32 and probs.tolist() == [1.0, 0.0, 0.0]
     assert Sampling(0.0).probs(torch.tensor([1.0, 3.0, 3.0])).tolist() == [0.0, 1.0, 0.0]
 
 
@@ -338,8 +338,8 @@ def test_a_turns_numbers_come_in_order_and_are_not_the_seeds_own():
     parts = [*numbers.take(2), *numbers.peek(1), *numbers.take(3)]
     assert parts == [*ahead[:2], ahead[2], *ahead[2:]]
     assert ((ahead > 0) & (ahead <= 1)).all()
-    own = np.random.default_rng(7).random(5)
-    assert not np.isclose(ahead, own).any() and not np.isclose(1 - ahead, own).any()
+    seeded = np.random.default_rng(7).random(5)
+    assert not np.isclose(ahead, seeded).any() and not np.isclose(1 - ahead, seeded).any()
 
 
 def test_children_by_hand():

@@ -45,17 +45,17 @@ def test_a_parent_after_its_child_is_refused():
 
 
 def paths(tree: DraftTree) -> list[tuple]:
-    """Every node by what leads to it: the reference, which knows no indices."""
-    found: list[tuple] = []
+    """List every node by the path to it: the reference, which knows no indices."""
+    nodes: list[tuple] = []
     for i, parent in enumerate(tree.parents.tolist()):
-        own = (
+        node = (
             int(tree.tokens[i]),
             bool(tree.aux[i]) if tree.aux is not None else None,
             tree.probs.q[tree.probs.row[i]].tolist() if tree.probs is not None else None,
             int(tree.sources[i]) if tree.sources is not None else None,
         )
-        found.append((*(found[parent] if parent >= 0 else ()), own))
-    return found
+        nodes.append((*(nodes[parent] if parent >= 0 else ()), node))
+    return nodes
 
 
 @given(parents_lists, st.integers(0, 10_000), st.booleans(), st.booleans())
@@ -75,11 +75,11 @@ def test_a_part_of_a_tree_has_the_same_nodes_on_the_same_paths(parents, seed, ba
         bonus=BonusProposal(1, torch.rand(9)),
         **({} if bare else described),
     )
-    kept = []
+    selected = []
     for i, parent in enumerate(parents):
-        if (parent < 0 or parent in kept) and rng.random() < 0.8:
-            kept.append(i)
-    for nodes in (kept, range(n), range(n // 2), ()):
+        if (parent < 0 or parent in selected) and rng.random() < 0.8:
+            selected.append(i)
+    for nodes in (selected, range(n), range(n // 2), ()):
         part = tree.take(np.array(nodes, dtype=np.int64))
         assert paths(part) == [paths(tree)[i] for i in nodes]
         assert isinstance(part.tokens, type(tree.tokens))

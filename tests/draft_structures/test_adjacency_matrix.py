@@ -17,8 +17,8 @@ from specbench.draft_structures.static_tree import grow_tree
 def test_top_ids_are_those_of_a_full_sort(seed, n, vocab_size, k):
     random = np.random.default_rng(seed)
     logits = np.stack([random.permutation(vocab_size) for _ in range(n)]).astype(np.float32)
-    found = top_ids(torch.from_numpy(logits), k).numpy()
-    np.testing.assert_array_equal(found, np.argsort(-logits, axis=1)[:, :k])
+    ids = top_ids(torch.from_numpy(logits), k).numpy()
+    np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1)[:, :k])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

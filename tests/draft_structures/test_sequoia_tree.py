@@ -18,18 +18,18 @@ from tests.small_run import run_here
 
 @functools.cache
 def subtrees(levels, ranks, n_nodes):
-    """Every set of paths with at most so many nodes in which a child has all elder siblings."""
+    """List sets of at most ``n_nodes`` paths in which a child has all elder siblings."""
     if levels == 0:
         return [()]
-    found = []
+    trees = []
     for children in range(min(ranks, n_nodes) + 1):
         below = subtrees(levels - 1, ranks, n_nodes - children)
-        for each in itertools.product(below, repeat=children):
+        for parts in itertools.product(below, repeat=children):
             paths = [(rank,) for rank in range(children)]
-            paths += [(rank, *path) for rank, own in enumerate(each) for path in own]
+            paths += [(rank, *path) for rank, part in enumerate(parts) for path in part]
             if len(paths) <= n_nodes:
-                found.append(tuple(paths))
-    return found
+                trees.append(tuple(paths))
+    return trees
 
 
 @given(
@@ -47,7 +47,7 @@ def test_no_tree_is_worth_more(levels, ranks, n_nodes, seed, never):
     assert len(tree) <= n_nodes
     assert worth == pytest.approx(worth_of(tree, acceptance))
     candidates = [StaticTree.from_paths(p) for p in subtrees(levels, ranks, n_nodes) if p]
-    assert worth == pytest.approx(max(worth_of(one, acceptance) for one in candidates))
+    assert worth == pytest.approx(max(worth_of(candidate, acceptance) for candidate in candidates))
 
 
 def test_acceptance_is_counted_where_a_child_was_offered():

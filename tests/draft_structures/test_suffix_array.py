@@ -68,11 +68,11 @@ def test_repetitive_texts_sort_in_few_rounds():
     rank = np.empty(len(text), dtype=np.int64)
     rank[order] = np.arange(len(text))
     # Each neighbour pair differs in its first token, or leaves it to the suffixes after it.
-    one, two = order[:-1], order[1:]
-    first = text[one] != text[two]
-    assert (text[one] <= text[two]).all()
+    left, right = order[:-1], order[1:]
+    first = text[left] != text[right]
+    assert (text[left] <= text[right]).all()
     behind = np.append(rank, -1)
-    assert (behind[one[~first] + 1] < behind[two[~first] + 1]).all()
+    assert (behind[left[~first] + 1] < behind[right[~first] + 1]).all()
 
 
 @given(

@@ -38,8 +38,8 @@ def vllm(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def made(method, config):
-    """As vLLM makes it, from the path in its speculative configuration."""
+def build(method, config):
+    """Build it as vLLM does, from the path in its speculative configuration."""
     module, name = f"specbench.integrations.vllm.{method}".rsplit(".", 1)
     drafter = getattr(importlib.import_module(module), name)(config)
     drafter.load_model(None)
@@ -47,17 +47,17 @@ def made(method, config):
 
 
 def requests(n, limit=40):
-    """Requests of different lengths over a few ids, some with the same prompt; some end by EOS."""
-    found = []
+    """Make requests of different lengths over a few ids; some share a prompt, some end by EOS."""
+    queue = []
     for i in range(n):
         random = np.random.default_rng(i % (n - n // 10))  # the last tenth repeats the first
         prompt = (random.integers(0, 5, int(random.integers(3, 50))) + 2).tolist()
-        found.append(Request(prompt, int(random.integers(1, limit)), ruled(i % 17)))
-    return found
+        queue.append(Request(prompt, int(random.integers(1, limit)), ruled(i % 17)))
+    return queue
 
 
 def ruled(seed):
-    """A rule over ids 2 to 6 that soon repeats itself, and says EOS at some places."""
+    """Make a rule over ids 2 to 6 that soon repeats itself, with EOS at some positions."""
     inner = markov_rule(seed, vocab_size=5)
 
     def rule(text):
@@ -70,7 +70,7 @@ def ruled(seed):
 
 @functools.cache
 def alone(method):
-    """A drafter for our engine, and the drafts that it has made, by the text's length."""
+    """Make a drafter for our engine, and a record of its drafts by the text's length."""
     drafter, drafts = instantiate(method, **METHODS[method]), {}
     drafter.setup(DraftContext(VOCAB, frozenset([EOS]), max_len=LONGEST))
     propose = drafter.propose
@@ -85,7 +85,7 @@ def alone(method):
 
 
 def ours(method, request):
-    """Output and drafts by the text's length, of our engine with the request alone."""
+    """Decode the request in our engine; return output, and drafts by the text's length."""
     drafter, drafts = alone(method)
     drafter.reset()
     drafts.clear()
@@ -100,7 +100,7 @@ def ours(method, request):
 
 
 def within(drafts, request):
-    """Drafts without what lies behind a request's last token, which no step can commit."""
+    """Cut drafts at a request's last token, beyond which no step can commit."""
     last = len(request.prompt) + request.max_tokens
     return {n: draft[: max(0, last - n - 1)] for n, draft in drafts.items()}
 
@@ -108,28 +108,28 @@ def within(drafts, request):
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_of_many_requests_in_reused_rows_are_our_engines(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
-    asked = requests(80)
-    engine = vllm_scheduler.Engine(made(method, config), config)
-    engine.run(asked)
+    workload = requests(80)
+    engine = vllm_scheduler.Engine(build(method, config), config)
+    engine.run(workload)
     accepted = 0
-    for request in asked:
+    for request in workload:
         output, drafts = ours(method, request)
         assert request.output == output
         assert within(request.drafts, request) == within(drafts, request)
         accepted += len(output) - 1 - len(drafts)
-    moved = sum(len(request.rows) > 1 for request in asked)
+    moved = sum(len(request.rows) > 1 for request in workload)
     assert accepted > 100 and moved > 0  # else nothing was compared
 
 
 @pytest.mark.parametrize("method", ["pld", "suffix_decoding"])
 def test_preempted_requests_go_on_with_their_drafter(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
-    asked = requests(60, limit=90)
-    engine = vllm_scheduler.Engine(made(method, config), config, pressure=0.3)
-    engine.run(asked)
-    assert sum(request.preempted for request in asked) > 5
+    workload = requests(60, limit=90)
+    engine = vllm_scheduler.Engine(build(method, config), config, pressure=0.3)
+    engine.run(workload)
+    assert sum(request.preempted for request in workload) > 5
     common = 0
-    for request in asked:
+    for request in workload:
         output, drafts = ours(method, request)
         assert request.output == output
         drafts, theirs = within(drafts, request), within(request.drafts, request)
@@ -141,23 +141,23 @@ def test_preempted_requests_go_on_with_their_drafter(method):
 
 def test_steps_without_drafts_near_the_longest_text_and_forgotten_texts_cost_nothing_but_drafts():
     config = vllm_scheduler.config(K, seqs=2, longest=80, knobs=METHODS["pld"])
-    asked = requests(40, limit=30)
-    engine = vllm_scheduler.Engine(made("pld", config), config, pressure=0.3)
-    engine.run(asked)
-    for request in asked:
+    workload = requests(40, limit=30)
+    engine = vllm_scheduler.Engine(build("pld", config), config, pressure=0.3)
+    engine.run(workload)
+    for request in workload:
         assert request.output == ours("pld", request)[0]
 
 
 @pytest.mark.parametrize("method", ["pld", "suffix_decoding"])
 def test_a_request_that_ignores_end_tokens_is_drafted_for_behind_them(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
-    asked = requests(40)
-    for request in asked:
+    workload = requests(40)
+    for request in workload:
         request.ignore_eos = True
-    engine = vllm_scheduler.Engine(made(method, config), config)
-    engine.run(asked)
+    engine = vllm_scheduler.Engine(build(method, config), config)
+    engine.run(workload)
     behind = 0
-    for request in asked:
+    for request in workload:
         assert request.output == continued(request.rule, request.prompt, request.max_tokens)
         if EOS in request.output:
             end = len(request.prompt) + request.output.index(EOS) + 1
@@ -171,8 +171,8 @@ def test_of_a_tree_the_likeliest_chain_is_drafted():
     tokens, parents = np.array([5, 6, 7, 8, 9]), np.array([-1, 0, -1, 2, 3])
     first = adapter.best_chain(DraftTree(tokens, parents))
     assert tokens[first].tolist() == [5, 6]
-    survival = np.array([0.5, 0.4, 0.45, 0.44, 0.1])
-    likely = adapter.best_chain(DraftTree(tokens, parents, path_probs=survival))
+    probs = np.array([0.5, 0.4, 0.45, 0.44, 0.1])
+    likely = adapter.best_chain(DraftTree(tokens, parents, path_probs=probs))
     assert tokens[likely].tolist() == [7, 8, 9]
     assert not len(adapter.best_chain(DraftTree.empty()))
 
@@ -180,17 +180,17 @@ def test_of_a_tree_the_likeliest_chain_is_drafted():
 def test_a_tree_method_runs_by_its_chains(caplog):
     knobs = {"table": "dynamic", "total_draft_len": 24, "chaining_reserved": 8}
     config = vllm_scheduler.config(K, knobs=knobs)
-    asked = requests(30)
-    engine = vllm_scheduler.Engine(made("cacheback", config), config)
-    engine.run(asked)
-    assert sum(len(request.output) - 1 - len(request.drafts) for request in asked) > 20
+    workload = requests(30)
+    engine = vllm_scheduler.Engine(build("cacheback", config), config)
+    engine.run(workload)
+    assert sum(len(request.output) - 1 - len(request.drafts) for request in workload) > 20
     assert "vLLM verifies chains" in caplog.text
-    for request in asked:
+    for request in workload:
         assert request.output == ours("pld", request)[0]
 
 
 @pytest.mark.parametrize(
-    ("method", "knobs", "said"),
+    ("method", "knobs", "message"),
     [
         ("token_recycling", {}, "token_recycling needs more than tokens"),
         ("eagle2", {}, "eagle2 needs more than tokens"),
@@ -199,11 +199,11 @@ def test_a_tree_method_runs_by_its_chains(caplog):
         ("pld", {"num_token": 3}, "num_tokens"),
     ],
 )
-def test_what_cannot_draft_in_vllm_is_refused_by_name(method, knobs, said):
-    with pytest.raises(ConfigurationError, match=said):
-        made(method, vllm_scheduler.config(K, knobs=knobs))
+def test_what_cannot_draft_in_vllm_is_refused_by_name(method, knobs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build(method, vllm_scheduler.config(K, knobs=knobs))
     with pytest.raises(AttributeError, match="pdl"):
-        made("pdl", vllm_scheduler.config(K))
+        build("pdl", vllm_scheduler.config(K))
 
 
 @pytest.mark.parametrize("fault", ["old", "v2", "async"])
@@ -214,19 +214,19 @@ def test_a_vllm_that_calls_drafters_in_another_way_is_refused(monkeypatch, fault
     if fault == "old":
         for name, module in vllm_scheduler.modules("0.19.1", maker=False).items():
             monkeypatch.setitem(sys.modules, name, module)
-    said = {"old": "0.19.1", "v2": "VLLM_USE_V2_MODEL_RUNNER=0", "async": "--no-async-scheduling"}
-    with pytest.raises(NeedsNotMet, match=said[fault]):
-        made("pld", config)
+    hints = {"old": "0.19.1", "v2": "VLLM_USE_V2_MODEL_RUNNER=0", "async": "--no-async-scheduling"}
+    with pytest.raises(NeedsNotMet, match=hints[fault]):
+        build("pld", config)
 
 
 @pytest.mark.parametrize("method", ["sam", "ngrammys"])
 def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monkeypatch, tmp_path):
     context = toy_context(instantiate(method), tmp_path, monkeypatch)
-    asked_for = []
+    requested = []
 
     def resolved(needed, *, tokenizer, bundled, **_):
         assert isinstance(tokenizer, WordTokenizer) and not bundled
-        asked_for.extend(needed)
+        requested.extend(needed)
         return context.artifacts
 
     monkeypatch.setattr(adapter.resolve, "resolve", resolved)
@@ -234,9 +234,9 @@ def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monk
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: WordTokenizer())
     config = vllm_scheduler.config(K, vocab=VOCABULARY)
     config.model_config.hf_config.eos_token_id = TOY_EOS
-    asked = requests(20)
-    engine = vllm_scheduler.Engine(made(method, config), config)
-    engine.run(asked)
-    assert asked_for and any(draft for request in asked for draft in request.drafts.values())
-    for request in asked:
+    workload = requests(20)
+    engine = vllm_scheduler.Engine(build(method, config), config)
+    engine.run(workload)
+    assert requested and any(draft for request in workload for draft in request.drafts.values())
+    for request in workload:
         assert request.output == ours("pld", request)[0]

@@ -82,43 +82,43 @@ class Engine:
             drafted = request.spec[: self.k // 2] if tight else request.spec
             request.spec = []
             request.computed += int(self.random.integers(1, 32))
-            said = []
+            tokens = []
             if request.computed >= len(request.text):  # else a piece of the prompt
-                said = self.verified(request, drafted)
+                tokens = self.verified(request, drafted)
                 request.computed = self.max_model_len  # until it is preempted
                 longest = max(longest, len(request.text) + len(drafted))
-                request.steps += [(len(drafted), len(said) - 1)] if drafted else []
-            row_ids = [*request.text, *said, *drafted[len(said) :]][: self.max_model_len]
+                request.steps += [(len(drafted), len(tokens) - 1)] if drafted else []
+            row_ids = [*request.text, *tokens, *drafted[len(tokens) :]][: self.max_model_len]
             ids[row, : len(row_ids)] = row_ids
-            lengths[row] = len(request.text) + len(said)
-            sampled.append(said)
-        asked = longest + self.k <= self.max_model_len
+            lengths[row] = len(request.text) + len(tokens)
+            sampled.append(tokens)
+        drafting = longest + self.k <= self.max_model_len
         drafts = [[0] * self.k for _ in self.rows]
-        if asked:
+        if drafting:
             drafts = self.drafter.propose(sampled, lengths, ids, slot_mappings={})
-        for request, said, draft in zip(self.rows, sampled, drafts, strict=True):
+        for request, tokens, draft in zip(self.rows, sampled, drafts, strict=True):
             assert len(draft) <= self.k and all(type(token) is int for token in draft)
-            for token in said:  # the worker's row may hold more than the request
+            for token in tokens:  # the worker's row may hold more than the request
                 request.output.append(token)
                 if request.finished:
                     break
-            if said and not request.finished:
+            if tokens and not request.finished:
                 request.spec = draft[: self.max_model_len - len(request.text) - 1]
-                if asked:
+                if drafting:
                     request.drafts[len(request.text)] = draft
 
     def verified(self, request, drafted):
-        said, text = [], list(request.text)
+        tokens, text = [], list(request.text)
         for token in [*drafted, None]:
-            said.append(request.rule(text))
-            text.append(said[-1])
-            if said[-1] != token:
+            tokens.append(request.rule(text))
+            text.append(tokens[-1])
+            if tokens[-1] != token:
                 break
-        return said
+        return tokens
 
 
 def config(k=8, seqs=7, longest=160, vocab=40, knobs=None):
-    """`VllmConfig`: what of it the adapter reads."""
+    """Fake the part of `VllmConfig` that the adapter reads."""
     return SimpleNamespace(
         additional_config={"specbench": knobs or {}},
         use_v2_model_runner=False,
@@ -135,10 +135,10 @@ def config(k=8, seqs=7, longest=160, vocab=40, knobs=None):
 
 
 def modules(version="0.32.0", maker=True):
-    """What is imported of vLLM."""
+    """Fake the imported modules of vLLM."""
     names = ("vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.spec_decode.custom_class_proposer")
-    found = {name: ModuleType(name) for name in names}
-    found["vllm"].__version__ = version
+    fakes = {name: ModuleType(name) for name in names}
+    fakes["vllm"].__version__ = version
     if maker:
-        found[names[-1]].create_custom_proposer = lambda vllm_config: None
-    return found
+        fakes[names[-1]].create_custom_proposer = lambda vllm_config: None
+    return fakes

@@ -62,16 +62,16 @@ def test_no_other_monotone_array_is_closer(measured, seed):
 
 
 def test_predictions_are_exact_for_a_plane_also_between_and_beyond():
-    found = surface().pass_s(np.ones(4), np.array([1, 3, 6, 16]), np.array([16, 40, 64, 100]))
+    seconds = surface().pass_s(np.ones(4), np.array([1, 3, 6, 16]), np.array([16, 40, 64, 100]))
     expected = [0.05 + 1e-3 * r + 1e-4 * c for r, c in [(1, 16), (3, 40), (6, 64), (16, 100)]]
     # Fitted in logarithms, predicted in seconds: the grid values themselves are exact.
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(seconds, expected, rtol=1e-6)
     assert surface().prefill_s(40) == pytest.approx(0.04)
 
 
 def test_batch_passes_are_predicted_by_their_own_grid():
-    found = surface().pass_s(np.array([1, 2]), np.array([4, 4]), np.array([16, 16]))
-    assert found == pytest.approx([0.05 + 4e-3 + 16e-4, 0.1 + 0.02 + 3e-3])
+    seconds = surface().pass_s(np.array([1, 2]), np.array([4, 4]), np.array([16, 16]))
+    assert seconds == pytest.approx([0.05 + 4e-3 + 16e-4, 0.1 + 0.02 + 3e-3])
     with pytest.raises(ConfigurationError, match="no batch passes"):
         surface(batch=False).pass_s(np.array([2]), np.array([4]), np.array([16]))
 

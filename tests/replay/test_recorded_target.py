@@ -24,8 +24,8 @@ def test_a_malformed_tree_is_refused_and_there_are_no_logits():
 def test_states_of_an_output_are_those_of_one_pass_over_it(make_target, max_nodes):
     target = make_target(max_nodes=max_nodes)
     prompt, output = np.split(np.random.default_rng(1).integers(0, VOCAB, 59), [9])
-    found = states_along(target, prompt, output, (1, 2))  # longer than one pass of 41 rows
+    states = states_along(target, prompt, output, (1, 2))  # longer than one pass of 41 rows
     text = np.concatenate([prompt, output[:-1]])
     expected = make_target().prefill(text, hidden_layers=(1, 2)).hidden
-    for layer, rows in found.items():
+    for layer, rows in states.items():
         torch.testing.assert_close(rows, expected[layer], atol=1e-9, rtol=0)

@@ -18,8 +18,8 @@ MODEL["tokenizer_hash"] = "abc"
 
 def record(label, case_id, turn=0, status="ok", output=(5, 6, 2), stream_index=0):
     ids = {"n_prompt": 2, "prompt_ids": (3, 4), "output_ids": output}
-    place = {"turn": turn, "stream_index": stream_index}
-    return case_record(case_id, label, len(output), status=status, seed=7, **place, **ids)
+    position = {"turn": turn, "stream_index": stream_index}
+    return case_record(case_id, label, len(output), status=status, seed=7, **position, **ids)
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_changed_files_are_read_again(run):
 
 
 def test_what_cannot_be_replayed_is_refused(run, tmp_path):
-    for place in (tmp_path / "nowhere", run / CASES):
+    for path in (tmp_path / "nowhere", run / CASES):
         with pytest.raises(ConfigurationError, match="must be the folder of a finished"):
-            load_traces(place)
+            load_traces(path)
     manifest = json.loads((run / MANIFEST).read_text())
     manifest["config"]["generation"]["temperature"] = 0.7
     (run / MANIFEST).write_text(json.dumps(manifest))
@@ -90,7 +90,7 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("key", "value", "message"),
     [
         ("config.seed", "x", "config.seed is 'x', it must be"),
         ("config.generation", [], r"config.generation is \[\], it must be"),
@@ -101,14 +101,14 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
         ("run_key", 5, "run_key is"),
     ],
 )
-def test_the_damaged_key_is_named(run, place, value, said):
+def test_the_damaged_key_is_named(run, key, value, message):
     manifest = json.loads((run / MANIFEST).read_text())
-    *above, key = place.split(".")
+    *above, name = key.split(".")
     node = manifest
-    for name in above:
-        node = node[name]
-    node[key] = value
+    for part in above:
+        node = node[part]
+    node[name] = value
     (run / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(RecordError, match=said) as refusal:
+    with pytest.raises(RecordError, match=message) as refusal:
         load_traces(run)
     assert str(run / MANIFEST) in str(refusal.value)

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
-    """The verifier that the ``verifier`` group names for this way of sampling.
+    """Build the verifier that the ``verifier`` group names for these sampling settings.
 
     Raises:
         ConfigurationError: an unknown name.

@@ -1,4 +1,4 @@
-"""Greedy verification: what plain greedy decoding would emit, and nothing else."""
+"""Greedy verification: the tokens of plain greedy decoding, and no others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbench.decoding.verify.interface import PassScores, choices_and_tokens, 
 
 
 class GreedyVerifier:
-    """Accepts exactly what plain greedy decoding would emit.
+    """Accept exactly the tokens that plain greedy decoding would emit.
 
     A pass costs one copy to the host: the choices of all rows, together with the draft's tokens
-    where those are on the device.
+    if those are on the device.
     """
 
     name = "greedy"
@@ -26,7 +26,7 @@ class GreedyVerifier:
         self._path = np.empty(1024, dtype=np.int64)
 
     def begin(self, seed: int) -> None:
-        """Draws no random number, so it takes no seed."""
+        """Do nothing: greedy verification draws no random numbers."""
 
     def first(self, scores: PassScores) -> int:
         choices = scores.greedy()
@@ -35,8 +35,8 @@ class GreedyVerifier:
         return int(finite(choices[-1:])[0])
 
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
-        """Longest branch of ``tree`` that agrees with the target's greedy choices."""
-        verified = scores.verified  # once: a property that works it out at each reading
+        """Return the longest branch of ``tree`` that agrees with the target's greedy choices."""
+        verified = scores.verified  # once: the property computes it at each reading
         if verified is not None:
             path, choices = verified
             finite(choices)
@@ -47,23 +47,23 @@ class GreedyVerifier:
     def _agreement(
         self, tree: DraftTree, tokens: IntArray, chosen: IntArray, greedy: IntArray
     ) -> AcceptedPath:
-        """The longest branch of ``tokens`` that agrees with what was ``chosen [n + 1]``."""
+        """Return the longest branch of ``tokens`` that agrees with ``chosen [n + 1]``."""
         if len(tokens) > len(self._path):
             self._path = np.empty(2 * len(tokens), dtype=np.int64)
         aux = NO_AUX if tree.aux is None else tree.aux
         count = longest_match(tokens, tree.parents, aux, chosen, self._path)
         rows = np.zeros(count + 1, dtype=np.int64)  # the root and the accepted nodes
         rows[1:] = self._path[:count] + 1
-        # What the target chooses at a matched row is the token of the node below it.
+        # The target's choice at a matched row is the token of the node below it.
         return AcceptedPath(rows[1:] - 1, chosen[rows], greedy)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
-    """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
+    """Find the deepest node that is accepted with all its ancestors; on ties the first one.
 
-    Writes the nodes from the top into ``path [>= n]`` and returns how many there are.
-    ``accepted [n]`` tells of each node whether it is, given its parent.
+    Writes the nodes from the top into ``path [>= n]`` and returns their number. ``accepted [n]``
+    holds for each node whether it is accepted, given its parent.
     """
     n = len(parents)
     depth = np.zeros(n, dtype=np.int64)
@@ -86,7 +86,7 @@ def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> 
 def longest_match(
     tokens: IntArray, parents: IntArray, aux: BoolArray, next_tokens: IntArray, path: IntArray
 ) -> int:
-    """The deepest node whose whole path equals the target's choices.
+    """Find the deepest node whose whole path equals the target's choices.
 
     Siblings may repeat a token (Cacheback without merging), so every matching branch is followed;
     see `longest_accepted`. ``next_tokens [n + 1]`` holds the target's choice at the root and at

@@ -1,4 +1,4 @@
-"""What the engine asks of a verifier, and what every verifier asks of a pass."""
+"""The interface of a verifier, and of a pass as verifiers see it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench.errors import CaseFailed
 
 
 class PassScores(Protocol):
-    """What a verifier asks of a target pass, live or replayed."""
+    """Scores of a target pass, live or replayed, as a verifier reads them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -28,37 +28,37 @@ class PassScores(Protocol):
 
     @property
     def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified."""
+        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, if the pass itself verified."""
 
     def greedy(self) -> torch.Tensor | IntArray:
-        """``[n + 1]`` greedy choice of root and nodes; -1 where logits are not finite."""
+        """Return ``[n + 1]`` greedy choices of root and nodes; -1 if logits are not finite."""
 
 
 class Verifier(Protocol):
     """Decides acceptance from a tree and the target's scores.
 
-    ``first`` and ``verify`` raise CaseFailed where a row's logits are not finite, or a draft token
-    is outside the vocabulary.
+    ``first`` and ``verify`` raise CaseFailed if a row's logits are not finite, or a draft token is
+    outside the vocabulary.
     """
 
     name: str  # as in ``verifier=<name>``
     lossless: bool  # whether the committed tokens follow the target's own distribution
 
     def begin(self, seed: int) -> None:
-        """A turn begins, with this seed."""
+        """Begin a turn with this seed."""
 
     def first(self, scores: PassScores) -> int:
-        """The first new token, from the scores of the prompt's last position."""
+        """Return the first new token, from the scores of the prompt's last position."""
 
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
-        """The accepted path, the token after it, and the greedy choice of every row."""
+        """Return the accepted path, the token after it, and the greedy choice of every row."""
 
 
 def row_by_row(logits: torch.Tensor) -> bool:
-    """Whether to look only at the rows that are reached.
+    """Return whether to compute only the rows that are reached.
 
-    On a CPU looking costs nothing and every row spared is time saved; on a GPU looking waits for
-    the device, so all rows are worked out at once.
+    On a CPU reading a row costs nothing and every row spared saves time; on a GPU reading waits for
+    the device, so all rows are computed at once.
     """
     return logits.device.type == "cpu"
 
@@ -81,7 +81,7 @@ def to_host(*parts: torch.Tensor) -> list[Array]:
 def choices_and_tokens(
     tree: DraftTree, scores: PassScores, *more: torch.Tensor
 ) -> tuple[IntArray, IntArray, list[Array]]:
-    """Greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more``, by one copy to the host."""
+    """Bring greedy choices ``[n + 1]``, draft tokens ``[n]`` and ``more`` to the host at once."""
     ids = scores.greedy()
     tokens = tree.tokens
     on_device = [part for part in (ids, tokens, *more) if isinstance(part, torch.Tensor)]
@@ -95,7 +95,7 @@ def choices_and_tokens(
 
 
 def finite(choices: IntArray) -> IntArray:
-    """The greedy choices as they are; CaseFailed where the logits of one are not finite."""
+    """Return the greedy choices unchanged; CaseFailed if a row's logits are not finite."""
     if len(choices) and int(choices.min()) < 0:
         raise CaseFailed("nan_logits", "the target's logits are not finite (NaN or infinite)")
     return choices

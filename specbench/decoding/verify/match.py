@@ -1,9 +1,9 @@
-"""Sample and match: the target draws its own token, and the draft is followed while it agrees.
+"""Sample and match: the target draws its token, and the draft is followed while it agrees.
 
-CARD's code verifies so at temperature > 0 (repo hunzhizi/CARD), as does "naive sampling" in
-SpecInfer (arXiv 2305.09781, section 4.3).
+CARD's code verifies like this at temperature > 0 (repo hunzhizi/CARD), as does "naive sampling"
+in SpecInfer (arXiv 2305.09781, section 4.3).
 
-Where the children of a node are fixed before anything is drawn, this is the ratio test for a draft
+If the children of a node are fixed before anything is drawn, this is the ratio test for a draft
 distribution that puts all mass on one token ("accept x with P(x), else P[x] = 0, renormalise, next
 child"): both accept child x with probability P(x) and otherwise emit a token of P without the
 children. Drawing first takes one random number per committed token instead of one per child.
@@ -23,12 +23,12 @@ from specbench.decoding.verify.interface import PassScores, choices_and_tokens, 
 
 
 class MatchVerifier(GreedyVerifier):
-    """Exact for any draft whatever.
+    """Exact for any draft.
 
-    Random numbers: the k-th token of a turn is drawn with the k-th number of the turn's sequence,
-    whatever was drafted. So with one seed the output is the one of plain sampling, token by token
-    (but for numbers that fall within rounding of a border between two tokens); the draft decides
-    only how many tokens a pass commits. All nodes that stand for the same text draw the same token.
+    The k-th token of a turn is drawn with the k-th random number of the turn, whatever was drafted.
+    So with one seed the output equals plain sampling's token by token (except for numbers within
+    rounding of a border between two tokens); the draft decides only how many tokens a pass commits.
+    All nodes with the same path of tokens draw the same token.
 
     A pass costs one copy to the host.
     """
@@ -50,7 +50,7 @@ class MatchVerifier(GreedyVerifier):
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
-        """Longest branch of ``tree`` that agrees with what the target draws."""
+        """Return the longest branch of ``tree`` that agrees with the target's draws."""
         depths = scores.depths
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
         logits = scores.logits
@@ -60,19 +60,19 @@ class MatchVerifier(GreedyVerifier):
         else:
             ids = self._draw(logits, uniforms)
             choices, tokens, (drawn,) = choices_and_tokens(tree, scores, ids)
-        verdict = self._agreement(tree, tokens, drawn, choices)
-        self._uniforms.take(len(verdict.tokens))
-        return verdict
+        accepted = self._agreement(tree, tokens, drawn, choices)
+        self._uniforms.take(len(accepted.tokens))
+        return accepted
 
     def _draw(self, logits: torch.Tensor, uniforms: FloatArray) -> torch.Tensor:
-        """``[r]`` one token per row of ``logits [r, vocab]``."""
+        """Draw one token per row of ``logits [r, vocab]``."""
         on_device = to_device(uniforms, logits.device)
         return sample(self._sampling.probs(logits), on_device)
 
     def _draw_where_reached(
         self, tree: DraftTree, tokens: IntArray, logits: torch.Tensor, uniforms: FloatArray
     ) -> IntArray:
-        """``[n + 1]`` drawn tokens, -1 at rows that no agreement leads to; level by level."""
+        """Draw ``[n + 1]`` tokens level by level; -1 at rows that no agreement reaches."""
         drawn = np.full(len(tokens) + 1, -1, dtype=np.int64)
         rows = np.zeros(1, dtype=np.int64)
         while len(rows):

@@ -12,8 +12,8 @@ Q::
     accept x with probability min(1, P(x) / Q(x)), else
     P <- norm(max(0, P - Q)); without replacement also Q[x] <- 0, Q <- norm(Q)
 
-and a token of what is left of P where no child is accepted (or there is none). Children that are a
-deterministic function of the context have all of Q on themselves:
+and a token of the remaining P if no child is accepted (or there is none). For children that are a
+deterministic function of the context, Q has all its mass on them:
 ``specbench.decoding.verify.match``.
 """
 
@@ -36,16 +36,16 @@ from specbench.decoding.verify.match import MatchVerifier
 class RejectionVerifier(MatchVerifier):
     """Exact for drafts whose nodes were drawn from the distributions they come with.
 
-    Random numbers of a step with n nodes: n + 1, one for the test of each node, whether it is
-    reached or not, and one for the token after the path. Where ``DraftTree.probs`` is None, one
-    per committed token (see :class:`MatchVerifier`); so is an empty draft.
+    A step with n nodes takes n + 1 random numbers: one for the test of each node, reached or not,
+    and one for the token after the path. If ``DraftTree.probs`` is None or the draft is empty, it
+    takes one per committed token (see :class:`MatchVerifier`).
 
     A bonus proposal (``DraftTree.bonus``) is one more node, below the last one, that the pass has
-    not read. If accepted, its token takes the place of the target's own after the path, and
-    follows the target's distribution like any other accepted token.
+    not read. If accepted, its token replaces the target's token after the path, and follows
+    the target's distribution like any other accepted token.
 
-    A child to which Q gives no mass cannot have been drawn from it. It is passed over, which leaves
-    the distribution as it is whoever put it there.
+    A child without mass in Q cannot have been drawn from it. It is skipped, which leaves the
+    distribution unchanged.
 
     A pass costs one copy to the host.
     """
@@ -54,7 +54,7 @@ class RejectionVerifier(MatchVerifier):
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
-        """The accepted path of ``tree`` and the token drawn after it."""
+        """Return the accepted path of ``tree`` and the token drawn after it."""
         rows = len(tree) + 1
         tree = with_bonus(tree)
         proposal = tree.probs
@@ -68,27 +68,27 @@ class RejectionVerifier(MatchVerifier):
         # An id outside the vocabulary is refused below; here it must not end the process.
         on_device = to_device(tree.tokens, logits.device).clamp(0, scores.vocab_size - 1)
 
-        def judge(some: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-            p = self._sampling.probs(logits[to_device(some, logits.device)])
-            odds, rest = ratio_tests(p, children[some], on_device, proposal)
-            threshold = to_device(last, logits.device).expand(len(some))
-            return odds, sample(rest, threshold)
+        def test(selected: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+            p = self._sampling.probs(logits[to_device(selected, logits.device)])
+            accept_probs, residual = ratio_tests(p, children[selected], on_device, proposal)
+            threshold = to_device(last, logits.device).expand(len(selected))
+            return accept_probs, sample(residual, threshold)
 
         lazy = row_by_row(logits)
         if lazy:
             choices, tokens, _ = choices_and_tokens(tree, scores)
         else:
-            every, drawn = judge(np.arange(rows))
+            every, drawn = test(np.arange(rows))
             choices, tokens, host = choices_and_tokens(tree, scores, every, drawn)
             table, ends = host[0].reshape(rows, -1), host[1]
 
-        def judged(row: int) -> tuple[FloatArray, int]:
+        def test_row(row: int) -> tuple[FloatArray, int]:
             if not lazy:
                 return table[row], int(ends[row])
-            odds, drawn = judge(np.array([row]))
-            return odds[0].numpy(), int(drawn)
+            accept_probs, drawn = test(np.array([row]))
+            return accept_probs[0].numpy(), int(drawn)
 
-        nodes, after = descend(children, node_uniforms, judged, rows)
+        nodes, after = descend(children, node_uniforms, test_row, rows)
         if after is None:  # the bonus proposal
             return AcceptedPath(nodes[:-1], tokens[nodes], choices)
         return AcceptedPath(nodes, np.append(tokens[nodes], after), choices)
@@ -97,22 +97,23 @@ class RejectionVerifier(MatchVerifier):
 def descend(
     children: IntArray,
     uniforms: FloatArray,
-    judged: Callable[[int], tuple[FloatArray, int]],
+    test_row: Callable[[int], tuple[FloatArray, int]],
     rows: int,
 ) -> tuple[IntArray, int | None]:
-    """From the root to the eldest child that passes its test, and on from there.
+    """Walk from the root to the eldest child that passes its test, and on from there.
 
     Args:
         children: ``[n + 1, w]`` nodes below each row, -1: none.
         uniforms: ``[n]`` a number in (0, 1] for the test of each node.
-        judged: for a row, the odds ``[w]`` of its children and the token drawn if all fail.
-        rows: rows that can be judged; behind a node beyond them the token after the path is None.
+        test_row: for a row, acceptance probabilities ``[w]`` of its children and the token drawn if
+            all fail.
+        rows: rows that can be tested; after a node beyond them the token after the path is None.
     """
     path: list[int] = []
     row = 0
     while row < rows:
-        odds, after = judged(row)
-        passed = (children[row] >= 0) & (uniforms[children[row]] <= odds)
+        accept_probs, after = test_row(row)
+        passed = (children[row] >= 0) & (uniforms[children[row]] <= accept_probs)
         if not passed.any():
             return np.array(path, dtype=np.int64), after
         path.append(int(children[row][passed.argmax()]))  # the eldest
@@ -121,10 +122,10 @@ def descend(
 
 
 def with_bonus(tree: DraftTree) -> DraftTree:
-    """The tree with its bonus proposal, if any, as its last node.
+    """Append the tree's bonus proposal, if any, as its last node.
 
-    Below nodes that are a function of the context there is nothing to gain: they are tested by
-    drawing the target's token first.
+    It gains nothing below nodes that are a function of the context: they are tested by drawing the
+    target's token first.
     """
     bonus, proposal, n = tree.bonus, tree.probs, len(tree)
     if bonus is None or (proposal is None and n):
@@ -151,28 +152,28 @@ def with_bonus(tree: DraftTree) -> DraftTree:
 def ratio_tests(
     p: torch.Tensor, children: IntArray, tokens: torch.Tensor, proposal: Proposal
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The odds of each child, given that its elder siblings were rejected, for many rows at once.
+    """Compute each child's acceptance probability after its elder siblings' rejection, by row.
 
     Args:
         p: ``[r, vocab]`` the target's distribution at each row.
         children: ``[r, w]`` nodes below each row in the order in which they were drawn; -1: none.
         tokens: ``[n]`` on the device of ``p``.
-        proposal: what the nodes were drawn from.
+        proposal: the nodes' distributions.
 
     Returns:
-        ``[r, w]`` acceptance probabilities (0 where there is no child; above 1 is certain), and
-        ``[r, vocab]`` what is left of ``p`` where all are rejected.
+        ``[r, w]`` acceptance probabilities (0 without a child; above 1 is certain), and
+        ``[r, vocab]`` the residual of ``p`` if all are rejected.
     """
     device = p.device
-    odds = p.new_zeros(children.shape)
-    rest = p.clone()
+    accept_probs = p.new_zeros(children.shape)
+    residual = p.clone()
     left = torch.zeros_like(p)  # of Q, without replacement
     for rank in range(children.shape[1]):
         holders = np.flatnonzero(children[:, rank] >= 0)
         nodes = children[holders, rank]
         rows = to_device(holders, device)
         drawn = tokens[to_device(nodes, device)].unsqueeze(-1)
-        distribution = rest[rows]
+        distribution = residual[rows]
         if proposal.replacement or rank == 0:
             q = proposal.q[to_device(proposal.row[nodes], device)].to(distribution.dtype)
         else:
@@ -180,14 +181,14 @@ def ratio_tests(
         mass = q.gather(1, drawn)
         possible = mass > 0
         ratio = distribution.gather(1, drawn) / mass.where(possible, 1.0)
-        odds[rows, rank] = torch.where(possible, ratio, 0.0).squeeze(-1)
-        residual = (distribution - q).clamp_(min=0.0)
-        total = residual.sum(-1, keepdim=True)
+        accept_probs[rows, rank] = torch.where(possible, ratio, 0.0).squeeze(-1)
+        leftover = (distribution - q).clamp_(min=0.0)
+        total = leftover.sum(-1, keepdim=True)
         # Equal distributions leave nothing but were never rejected either, up to rounding.
         changed = possible & (total > 0)
-        rest[rows] = torch.where(changed, residual / total.where(changed, 1.0), distribution)
+        residual[rows] = torch.where(changed, leftover / total.where(changed, 1.0), distribution)
         if not proposal.replacement:
             q = q.scatter(1, drawn, 0.0)
             remaining = q.sum(-1, keepdim=True)
             left[rows] = q / remaining.where(remaining > 0, 1.0)
-    return odds, rest
+    return accept_probs, residual

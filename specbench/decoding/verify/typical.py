@@ -24,11 +24,11 @@ from specbench.decoding.verify.match import MatchVerifier
 
 
 class TypicalVerifier(MatchVerifier):
-    """Trades the target's distribution for longer accepted paths; records and tables say so.
+    """Trades the target's distribution for longer accepted paths; records and tables show this.
 
-    The first token is drawn from the target's own distribution. Random numbers: one per step.
-    A probability of ``epsilon`` always suffices. ``delta`` is what suffices relative to
-    ``exp(-entropy)``, the probability of each of equally likely tokens.
+    The first token is drawn from the target's distribution; a step takes one random number. A
+    probability of ``epsilon`` always suffices, and so does ``delta`` times ``exp(-entropy)``, the
+    probability of each of equally likely tokens.
     """
 
     name = "typical"
@@ -40,7 +40,7 @@ class TypicalVerifier(MatchVerifier):
 
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
-        """Longest branch of likely enough tokens, and a likely enough one after it."""
+        """Return the longest branch of likely enough tokens, and a likely enough token after it."""
         n = len(tree)
         p = self._sampling.probs(scores.logits)
         entropy = -torch.special.xlogy(p, p).sum(-1, keepdim=True)
