@@ -2,7 +2,7 @@
 
 Most need no line here: they are decoded through transformers' own layers, with this project's
 attention, cache and masks, and the self-check of a run (``models.checks.self_check``) compares them
-with the original. Here stand the families of which layers are computed in fewer kernels, what
+with the original. Here are the families whose layers are computed in fewer kernels, what
 attention takes and refuses, and what is refused by the configuration, before any pass.
 """
 

@@ -1,4 +1,4 @@
-"""What passes that run in one call have in common: addresses, buffers, threads, segments.
+"""The common part of passes that run in one call: addresses, buffers, threads, segments.
 
 ``compiled_pass`` has a model's passes, ``specbench.models.heads.decoder`` a trained head's.
 """

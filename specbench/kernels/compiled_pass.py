@@ -88,7 +88,7 @@ def packed_memory(model: PreTrainedModel) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """What a pass gives, in memory of its own as long as somebody holds it."""
+    """Outputs of a pass, in memory that is not reused while they are referenced."""
 
     logits: torch.Tensor  # [kept, vocab]
     choices: IntArray  # [kept] their greedy ids, -1 where the largest logit is not finite
@@ -289,7 +289,7 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"the gate is {config.hidden_act}"
     parts = [dict(layer.mlp.named_children()) for layer in decoder.layers]
     gates = {type(p.get("act_fn", p.get("activation_fn"))).__name__ for p in parts}
-    if not gates <= {"SiLU", "SiLUActivation"}:  # somebody put another there
+    if not gates <= {"SiLU", "SiLUActivation"}:  # replaced by the caller
         return f"the gate is {', '.join(sorted(gates))}"
     weights = (decoder.norm.weight, decoder.embed_tokens.weight)
     if any(weight.dtype != torch.float32 or not weight.is_cpu for weight in weights):

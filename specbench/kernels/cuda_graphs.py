@@ -83,10 +83,10 @@ def _forget_work_space() -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Isolate a capture: memory that it finds and leaves belongs to its graph."""
     collects = gc.isenabled()
-    gc.disable()  # a graph that nobody holds would be destroyed in the middle of this one
+    gc.disable()  # an unreferenced graph would be destroyed in the middle of this one
     _forget_work_space()  # products take it from the graph's pool, which lives as long as the graph
     try:
         yield
@@ -105,7 +105,7 @@ class GraphPlace(Protocol):
 
 
 class Recorded:
-    """Work on a device, and its graph once it was captured; before, each run launches it anew.
+    """Work on a device, and its graph once it was captured; before, each run launches it again.
 
     Attributes:
         outputs: of the last run.
@@ -137,7 +137,7 @@ class Recorded:
                     self.device_part()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with _alone(), torch.cuda.graph(graph, pool=pool, stream=stream):
+            with _isolated(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 self.outputs = self.device_part()
         self._graph = graph
 

@@ -145,7 +145,7 @@ class _Attention(_Forward):
         product = linear(hidden_states, self.weight, self.bias).view(batch, rows, -1, self.size)
         rotated = product[:, :, :both]
         if self.head_weights is not None:
-            # Of the values too, which nobody reads: a part of the block would be copied first.
+            # Values are normed too and not used: a part of the block would be copied first.
             normed = rms_norm(product, (self.size,), None, module.q_norm.variance_epsilon)
             torch.mul(normed[:, :, :both], self.head_weights, out=rotated)
         cos, sin = position_embeddings

@@ -30,7 +30,7 @@ def choose_distances(products: Sequence[torch.Tensor]) -> dict[str, dict[int, in
     """Measure and set how far ahead panels are requested, by their form and a pass's rows.
 
     Each timing reads on where the last one ended, as a pass does, so that weights come from where a
-    pass finds them. What stands stays unless another distance is clearly faster: two runs then
+    pass finds them. A distance stays unless another is clearly faster: two runs then
     differ where a machine does, not by chance. A form with less than ``MEASURE_BYTES`` is left, and
     so is one that another model of this process was measured with: the target comes before drafts.
 
@@ -56,7 +56,7 @@ def keep_distances(chosen: Mapping[str, Mapping[str, int]], threads: int) -> Non
 
     Args:
         chosen: bytes by form and rows, as a manifest holds them. What this build has not is left.
-        threads: that the earlier start measured with; others are measured with anew.
+        threads: that the earlier start measured with; other numbers are measured again.
     """
     for form in panel_kernels.FORMS:
         by_rows = {int(rows): distance for rows, distance in chosen.get(form.name, {}).items()}

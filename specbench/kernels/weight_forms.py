@@ -1,12 +1,12 @@
 """How weights lie in memory: values that a shorter form holds, and pages of a mapped file.
 
-A parameter stays float32, and transformers computes with it as ever. What is noted beside it has
-the same values in fewer bytes, and panels hold that: a pass of few rows takes as long as its
+A parameter stays float32, and transformers computes with it as ever. A note on it has the
+same values in fewer bytes, and panels hold these: a pass of few rows takes as long as its
 weights take to be read. A copy of a parameter has no note, and is packed as float32.
 
-A checkpoint's tensors are pages of its file, which the system reads when somebody looks. What
-nobody has changed can be given back once a copy in another order is read instead: whoever looks
-again gets it from the file, or from what the system keeps of it.
+A checkpoint's tensors are pages of its file, which the system reads on access. Unchanged pages
+can be released once a copy in another order is read instead: a later access reads them again from
+the file, or from what the system keeps of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAPS = Path("/proc/self/smaps")
 _REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+p \S+ \S+ [1-9]\d*\s+(/.*)$")
 _DONT_NEED = 4  # <sys/mman.h>
 
-Regions = list[tuple[int, int]]  # first address, and the one behind the last
+Regions = list[tuple[int, int]]  # first address, and the one after the last
 
 
 def note_form(weight: torch.Tensor, blocks: torch.Tensor) -> None:

@@ -121,13 +121,13 @@ class StaticNodes(FixedShape):
     def load(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
     ) -> None:
-        """Bring nodes behind ``length`` committed rows into the buffers, see ``Target.extend``."""
+        """Load nodes after ``length`` committed rows into the buffers, see ``Target.extend``."""
         n, total = len(ids), len(depths)
         first = length + total - n
         fill(self._numbers, np.array([length, first, first + n, n, visible is not None]))
         self._tokens[:n] = ids
         self._depths[:n] = depths[-n:]
-        if visible is not None:  # beside it the last nodes' still stand
+        if visible is not None:  # the rest keeps the last nodes' values
             self._seen[:n, length : length + total] = visible
         if self._target.windows:
             self._key_positions.copy_(self._key_numbers)
@@ -137,7 +137,7 @@ class StaticNodes(FixedShape):
         """Compute logits ``[rows, vocab]``."""
         length, first, end, count, tree = self._numbers.split(1)
         slots = self._row_numbers + first
-        # Padded rows stand where any model has a position, and see what a chain would.
+        # Padded rows get a position that any model has, and see what a chain would.
         real = self._row_numbers < count
         positions = torch.where(real, self._depths, 0) + length
         below = self._seen & (self._key_numbers < end)
@@ -201,9 +201,9 @@ class StaticPass(FixedShape):
     def load(
         self, root: int, tree: DraftTree, depths: IntArray, visible: BoolArray, length: int
     ) -> None:
-        """Bring a tree behind ``length`` committed rows into the buffers; device ids stay there.
+        """Load a tree after ``length`` committed rows into the buffers; device ids stay there.
 
-        Waits for the buffers' last pass where nobody has. ``depths`` and ``visible`` are those of
+        Waits for the buffers' last pass if it still runs. ``depths`` and ``visible`` are those of
         ``TreeGeometry``.
         """
         self.land()
@@ -229,7 +229,7 @@ class StaticPass(FixedShape):
             self.numbers[-1] = (tree.tokens != inside).any()
 
     def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
-        """Bring the k chains of a batch layout into the buffers; waits as ``load`` does."""
+        """Load the k chains of a batch layout into the buffers; waits as ``load`` does."""
         self.land()
         host = self._host.numpy()
         ids, parents, deep, candidate = self._parts
@@ -459,8 +459,8 @@ class GraphTarget(GraphRecorder, Target):
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
         """As in ``Target``, padded to its bucket, queued and not waited for.
 
-        The device works while the caller goes on, until somebody asks the scores what was accepted.
-        That is where ids on the device are refused, too. A tree larger than the largest bucket runs
+        The device works while the caller goes on, until the caller reads what was accepted. Ids on
+        the device are checked then, too. A tree larger than the largest bucket runs
         as in ``Target``. Logits and hidden states may be overwritten by the next pass.
         """
         self._outcome = None

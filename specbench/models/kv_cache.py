@@ -1,6 +1,6 @@
 """The key/value cache: one preallocated tensor for all layers, kept exact by moving rows.
 
-Rows of draft nodes are written behind the committed ones. Keeping the accepted path is one gather
+Rows of draft nodes are written after the committed ones. Keeping the accepted path is one gather
 over all layers; rolling back only moves ``length``. A tree that is fed in several passes holds the
 rows of the earlier ones between committed rows and new ones. The class offers the part of
 transformers' cache interface that decoder layers call during a forward pass.
@@ -66,7 +66,7 @@ class KVCache:
         self.max_len = max_len
         self.batch = batch
         self.length = 0
-        self.retained = 0  # rows behind ``length`` that later passes see too, though not committed
+        self.retained = 0  # rows after ``length`` that later passes see too, though not committed
         self._static: tuple[torch.Tensor, int] | None = None  # slots and keys of a fixed shape
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}

@@ -384,7 +384,7 @@ def choose_device(name: str) -> torch.device:
 
     Raises:
         ConfigurationError: there is no such device; or it is ``auto`` and the machine has a GPU
-            that torch cannot use, on whose CPU nobody meant to run.
+            that torch cannot use, so that a run on its CPU would be a mistake.
     """
     import torch
 

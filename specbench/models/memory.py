@@ -2,7 +2,7 @@
 
     weights of target and draft + keys and values of a whole context + what graphs keep + OVERHEAD
 
-Keys and values are held twice where the eager baseline runs beside graphs. Graphs keep the logits
+Keys and values are held twice if the eager baseline runs next to graphs. Graphs keep the logits
 of each shape of pass. OVERHEAD is for CUDA itself, libraries' work space, and a prompt's pass.
 
 A download of hours, or a load of minutes, is not begun where its end is known; a model whose shape

@@ -1,4 +1,4 @@
-"""What one target pass says about each of its rows."""
+"""Scores of a target pass, row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch_select(batch: int, rows: int, device: torch.device) -> torch.Tensor:
 
 
 class Outcome:
-    """What a queued pass finds out about itself; whoever asks first waits for the pass.
+    """Outcome of a queued pass; the first read waits for the pass.
 
     The answer stays as it is when the pass runs again. ``wait`` waits for the pass, of ``rows``
     rows with padding, and gives the numbers of ``StaticPass.device_part``.
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class Scores:
-    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i."""
+    """Scores of the rows of one pass: row 0 is the root, row i + 1 is node i."""
 
     raw: torch.Tensor  # logits as the pass returned them, [rows, vocab]
     # row numbers of root and nodes within `raw`, or None where they are in order

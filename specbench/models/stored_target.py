@@ -1,7 +1,7 @@
-"""What a model's files say without its network: embedding, LM head, configuration.
+"""A target without its network, from a model's files: embedding, LM head, configuration.
 
-Heads are replayed beside recorded states, so of the target they need no more. Two matrices are read
-out of the weight files, and nothing else of them.
+A replay of heads reads recorded states, so it needs nothing else of the target. Only two matrices
+are read from the weight files.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class Target:
     ) -> Scores:
         """Read ``prompt [n]`` on an empty cache; scores of its last token, or of all.
 
-        Hidden states, where some are asked for, are those of all.
+        Hidden states, if requested, cover all tokens.
         """
         n, keep = len(prompt), 0 if all_logits else 1
         self.cache.reset()

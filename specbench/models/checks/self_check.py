@@ -1,13 +1,13 @@
 """The self-check: a model reads here what it reads in transformers, or no run begins.
 
 Our target has an attention, a cache and masks of its own, and on a CPU whole passes. Before
-anything is measured, logits behind a prompt, of a chain and of a tree are compared with those of
-the model as transformers loaded it: its attention, its cache, one branch at a time. Passes of one
-row and of many round differently, the model's own too. How far those lie apart is measured, and
-nothing may differ from them by more than a few times that.
+anything is measured, logits after a prompt, of a chain and of a tree are compared with the logits
+of the model as transformers loaded it: its attention, its cache, one branch at a time. Passes of
+one row and of many round differently in transformers, too. This spread is measured, and our logits
+may differ from transformers' by a few times as much.
 
-What is measured could excuse anything, so it has a ceiling: a model whose own passes are further
-apart than roundings can be is refused.
+The spread has a ceiling, or it could excuse anything: a model is refused if its passes in
+transformers disagree by more than rounding can explain.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What a self-check found; written to the manifest.
+    """Result of a self-check; written to the manifest.
 
     Attributes:
         prompt: tokens of the text.
@@ -100,7 +100,7 @@ class Spread(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """A prompt, and behind its last token, the root, a chain and a tree."""
+    """A prompt and, after its last token (the root), a chain and a tree."""
 
     prompt: IntArray
     root: int
@@ -116,7 +116,7 @@ class _Text(NamedTuple):
 
 
 class _ReferenceRows(NamedTuple):
-    """Of a model's own passes over the text; the root is in both parts."""
+    """Results of transformers' passes over the text; the root is in both parts."""
 
     logits: dict[str, torch.Tensor]  # by part, [rows, vocab]
     hidden: dict[str, list[torch.Tensor]]  # by part and layer, [rows, hidden]

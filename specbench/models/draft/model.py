@@ -75,18 +75,18 @@ class DraftModel:
         self.devices_asked, self.devices = devices_asked, devices
         # Not counted is the pass over the prompt, as the target's is not among its passes.
         self.forwards = self.tokens = 0
-        self._ids: torch.Tensor | None = None  # [vocab_size] own id -> target id
-        self._never: torch.Tensor | None = None  # own ids that are read but never proposed
+        self._ids: torch.Tensor | None = None  # [vocab_size] draft id -> target id
+        self._never: torch.Tensor | None = None  # draft ids that are read but never proposed
         self._never_ids: frozenset[int] = frozenset()  # the same
         self.shared = shared
-        self._extra = 0  # own ids of the text beyond the target's
-        # What is committed behind a text that was read may be several own ids: root and bonus.
+        self._extra = 0  # draft ids of the text beyond the target's
+        # Each token committed after a text may become several draft ids: root and bonus.
         self._spare = 0 if shared is None else 2 * (int(np.diff(shared.begins).max()) - 1)
         if shared is not None:
             id_map = shared.ids
         # Ids it can propose from, in its own numbering.
         self.vocab_size = min(target.vocab_size, target_vocab) if id_map is None else len(id_map)
-        draft_ids: IntArray | None = None  # [target_vocab] target id -> own id
+        draft_ids: IntArray | None = None  # [target_vocab] target id -> draft id
         if id_map is not None:
             draft_ids = self._map_ids(id_map)
         elif self.vocab_size < target_vocab:
@@ -95,7 +95,7 @@ class DraftModel:
         self._host_draft_ids = draft_ids
         self._draft_ids = None if draft_ids is None else torch.from_numpy(draft_ids).to(self.device)
         self._generator = torch.Generator(self.device)
-        self._last: Scores | None = None  # of the row behind the committed text, where known
+        self._last: Scores | None = None  # of the row after the committed text, if computed
         self._choices: IntArray | None = None  # of the rows handed out last, where their pass tells
         self._count = 0  # nodes held
         self._chain = True  # each held node is the child of the one before
@@ -336,7 +336,7 @@ class DraftModel:
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         if self._never is not None:
-            logits.index_fill_(-1, self._never, -torch.inf)  # the pass made them for nobody else
+            logits.index_fill_(-1, self._never, -torch.inf)  # this draft alone reads these logits
         return logits if draft_vocab else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:

@@ -9,7 +9,7 @@ Where ours differs, and why:
     - Tokens are compared as bytes, whatever their tokenizers write for a space or a byte;
       transformers compares their names with the sign of a space exchanged.
     - A token of the text that the draft lacks is read as several of its own, the longest first
-      that the rest begins with; the prompt too, which transformers tokenizes anew. Their
+      that the rest begins with; the prompt too, which transformers tokenizes again. Their
       text is the target's, their cut may not be the draft tokenizer's.
 """
 

@@ -122,7 +122,7 @@ def fill(
 ) -> None:
     """Give ``module`` (made on the meta device) the weights of a checkpoint, and freeze it.
 
-    A module that stands under several names has one weight, and the file a copy for each.
+    A module with several names has one weight, and the file a copy for each.
 
     Args:
         target: whose head it is; products are packed where its own are.

@@ -49,7 +49,7 @@ def row_call(
 
 
 class ResidualBlock(nn.Module):
-    """A linear through SiLU beside its input."""
+    """A linear through SiLU, added to its input."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -165,8 +165,8 @@ class CompiledHead(CompiledCall):
         self._reserve(MOST_ROWS, keys)
 
     def _layer(self, layer: Any) -> list[int]:
-        # Packed once: each text, and a cache that grows, make their own call. A linear that stands
-        # alone is packed already.
+        # Packed once, because each sequence, and a cache that grows, make a new call. A single
+        # linear is packed already.
         if "packed_products" not in vars(layer):
             layer.packed_products = [
                 group[0].product if len(group) == 1 else Product.of(group)

@@ -1,7 +1,7 @@
 """Drafters with a trained head: what it has still to read of the target's states, and its graphs.
 
-Beside a target whose passes are replayed, a head that is launched kernel by kernel would take
-longer than it has to. Both of its parts have a fixed shape: rows that were committed are padded,
+Next to a target whose passes are replayed, launching a head kernel by kernel would take longer
+than necessary. Both of its parts have a fixed shape: rows that were committed are padded,
 trees are drafted whole, keys are rounded up as for the target. What exceeds the shapes is launched
 as ever.
 """
@@ -267,7 +267,7 @@ class HeadGraphs(GraphRecorder):
         draft: of what was read last ``[1, size]``, of committed rows and a number of the method's
             ``[2]``, and of the keys: gives what the drafter makes its tree of.
         rows: committed rows that are read at once at most; 0 for a head that reads none.
-        span: rows of the cache that a graph writes behind the committed ones.
+        span: rows of the cache that a graph writes after the committed ones.
         longest: rows of the cache; 0 where the head has none.
 
     Attributes:
@@ -322,7 +322,7 @@ class HeadGraphs(GraphRecorder):
         return self._steps.get((kind, keys))
 
     def read(self, length: int, states: torch.Tensor, ids: IntArray) -> bool:
-        """Read ``states [n, width]`` behind ``length`` rows; ``ids [n]`` come after them.
+        """Read ``states [n, width]`` after ``length`` rows; ``ids [n]`` follow them.
 
         False where no graph does it, and nothing was read.
         """

@@ -26,7 +26,7 @@ _OPTIONAL = r"embed_tokens\.weight|layers\.0\.self_attn\.rotary_emb\.inv_freq"
 
 
 class EagleHead(TrainedHead):
-    """The head of one checkpoint. No norm stands before the attention or behind the layer.
+    """The head of one checkpoint. It has no norm before the attention or after the layer.
 
     Args:
         bias: whether the layer that joins embedding and feature has one.

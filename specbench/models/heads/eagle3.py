@@ -116,7 +116,7 @@ def read_config(
     states = _States() if theirs else read.eagle_config
     named = states.eagle_aux_hidden_state_layer_ids or read.eagle_aux_hidden_state_layer_ids
     # Of the authors' files no more is read: one says 40 layers, and their ``norm_output`` means
-    # that a norm stands before the LM head, as it always does.
+    # that a norm precedes the LM head, as it always does.
     depth = checkpoint.count(keys, r"layers\.(\d{1,2})\.")
     return Eagle3Config(
         shape=shape,
@@ -314,7 +314,7 @@ def checked_ids(
     given = tuple(layers)
     shares: dict[tuple[int, ...], float] = {}
     for chosen in (tuple(i + by for i in given) for by in (0, -1, 1)):
-        # The last state is behind the final norm, so it is no layer's input.
+        # The last state comes after the final norm, so no layer reads it.
         if min(chosen) >= 0 and max(chosen) < len(states) - 1:
             head.cache.truncate(0)
             side_by_side = torch.cat([states[i] for i in chosen], dim=-1)

@@ -87,7 +87,7 @@ class HydraHeads(TrainedHead):
             blocks: list[nn.Module] = [NarrowingBlock((depth + 2) * size, size)]
             blocks += [ResidualBlock(size)] * (n_blocks - 1)  # one that is run several times
             lm_head: nn.Module = nn.Linear(size, vocab)
-            # With a prefix layer each module stands behind one of dropout, which takes a number.
+            # With a prefix layer each module follows a dropout module, which takes a number.
             if prefix is not None:
                 blocks = [part for block in blocks for part in (nn.Identity(), block)]
                 lm_head = nn.Sequential(nn.Identity(), lm_head)

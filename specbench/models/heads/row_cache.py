@@ -1,7 +1,7 @@
-"""A head's own small KV cache, and the rows of its passes: where they stand and what they see.
+"""A head's own small KV cache, and the rows of its passes: their positions and what they see.
 
-A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
-is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
+A pass reads either new committed rows after the present ones, or nodes of the draft tree that is
+being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
 node's keys are never kept: the next committed rows drop them.
 """
 
@@ -25,7 +25,7 @@ _ALIGNED = 16  # keys that attention kernels read at once: a mask of other sizes
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one pass: where they stand and what they see."""
+    """The rows of one pass: their positions and what they see."""
 
     cache: KVCache | SequenceCaches
     cos: torch.Tensor  # [rows, head_dim]
@@ -118,7 +118,7 @@ class RowCache:
         """Copy the cache for work that is recorded: ``length [1]`` of its rows are committed.
 
         Passes look at the first ``keys`` rows, most of them masked; some of the committed rows
-        may be padding, behind the others. They are counted by `read`, afterwards.
+        may be padding, after the others. `read` counts them afterwards.
         """
         other = copy.copy(self)
         other._fixed, other._positions = length, self._positions[:keys]
