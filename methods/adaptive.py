@@ -137,17 +137,17 @@ class Adaptive(Composite):
         )
         if self._priced and self.surface is None:
             raise ConfigurationError(
-                f"method={self.name} with policy={self.policy} goes by what passes cost on this "
-                "machine. Measure that: python run.py runner=cost output_dir=COST; then type "
+                f"method={self.name} with policy={self.policy} needs this machine's pass times. "
+                "Measure them: python run.py runner=cost output_dir=COST; then type "
                 "method.surface=COST/surface.json."
             )
         if isinstance(self.drafter, Drafter):
             needs = self.drafter.needs
             if not needs.path_probs or needs.overlap:
                 raise ConfigurationError(
-                    f"method={self.name} cannot hold {self.drafter.name}: it does not say how "
-                    "likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, opt_tree "
-                    "or eagle2."
+                    f"method={self.name} cannot hold {self.drafter.name}: it does not report "
+                    "how likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, "
+                    "opt_tree or eagle2."
                 )
         self._tree = DraftTree.empty()  # the part's draft of this step
         self._verified = NO_TOKENS  # its nodes that are verified

@@ -492,7 +492,7 @@ def test_a_draft_model_drafts_no_further_than_the_rule_lets_it(tmp_path):
 
 
 def test_what_cannot_work_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="does not say how likely its nodes are"):
+    with pytest.raises(ConfigurationError, match="does not report how likely its nodes are"):
         Adaptive(drafter=PromptLookup())
     for knobs in ({"policy": "marginal"}, {"policy": "bandit", "reward": "priced"}):
         with pytest.raises(ConfigurationError, match="runner=cost"):
