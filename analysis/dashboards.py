@@ -108,7 +108,7 @@ def sections(subject: Subject) -> dict[str, list[Any]]:
         titles = {"/".join(t): f"{title}: {t[1]}" for t in tasks if t[2] == key}
         panels[f"{title}, by task"] = bars(titles)
     panels |= {"Outputs": bars(OUTPUTS), "Pictures": [wr.MediaBrowser()]}
-    return {title: shown for title, shown in panels.items() if shown}
+    return {title: group for title, group in panels.items() if group}
 
 
 def workspace(subject: Subject) -> Any:
@@ -117,18 +117,19 @@ def workspace(subject: Subject) -> Any:
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    shown = [
+    panel_sections = [
         ws.Section(name=title, panels=panels, is_open=i < 2 or title == "Outputs")
         for i, (title, panels) in enumerate(sections(subject).items())
     ]
-    shown.append(ws.Section(name="What differs", panels=[wr.RunComparer(diff_only="split")]))
+    differences = [wr.RunComparer(diff_only="split")]
+    panel_sections.append(ws.Section(name="What differs", panels=differences))
     runs = ws.RunsetSettings(
         groupby=[expr.Config("setting")],
         filters=[expr.Config(key) == value for key, value in subject.filters[0].items()],
         order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
         pinned_columns=_PINNED,
     )
-    return ws.Workspace(**subject.where, name=TITLE, sections=shown, runset_settings=runs)
+    return ws.Workspace(**subject.where, name=TITLE, sections=panel_sections, runset_settings=runs)
 
 
 def report(subject: Subject) -> Any:
@@ -190,7 +191,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
         # The library raises what its transport does: whatever it is, the user must hear it.
         sys.stderr.write(f"error: not pushed: {first_line(error)}\nType wandb login first.\n")
         return 1
-    panels = "".join(f"  {title}: {len(shown)}\n" for title, shown in sections(subject).items())
+    panels = "".join(f"  {title}: {len(group)}\n" for title, group in sections(subject).items())
     folders = " ".join(map(str, options.runs))
     settings = json.dumps({"mode": "online", "project": subject.project})
     sys.stdout.write(

@@ -98,8 +98,8 @@ def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
         for e in c.entries
         for _ in e.rows
     ]
-    shown = ["model", "dataset", "label", *(name for name in columns if name in frame)]
-    overall = frame.loc[frame["task"] == OVERALL, shown]
+    selected = ["model", "dataset", "label", *(name for name in columns if name in frame)]
+    overall = frame.loc[frame["task"] == OVERALL, selected]
     return overall.dropna(axis="columns", how="all").reset_index(drop=True)
 
 

@@ -156,16 +156,16 @@ def claims_text(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
 def task_bars(reproduction: Reproduction, runs: Sequence[Run], by_data: bool = False) -> Pictures:
     """Draw MAT and speedup by task, with the claims."""
     keys = ("mat", "speedup")
-    for stem, (shown,), *heading in _together(reproduction, runs, by_data=by_data, claimed=keys):
-        yield stem, bars([task_panel(shown, key) for key in keys], *heading)
+    for stem, members, *heading in _together(reproduction, runs, by_data=by_data, claimed=keys):
+        yield stem, bars([task_panel(members[0], key) for key in keys], *heading)
 
 
 def data_set_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by data set, one figure per model."""
     keys = ("speedup",)
     for stem, members, *heading in _together(reproduction, runs, per_model=True, claimed=keys):
-        ticks = [_tick(shown.dataset, [shown.entries[0].overall]) for shown in members]
-        series = bar_series([(shown, OVERALL) for shown in members], "speedup")
+        ticks = [_tick(c.dataset, [c.entries[0].overall]) for c in members]
+        series = bar_series([(comparison, OVERALL) for comparison in members], "speedup")
         panel = Panel.for_metric("speedup", members[0].timing, series, ticks=ticks)
         yield stem, bars([panel], *heading)
 
@@ -217,13 +217,13 @@ def lines(
     """
     for stem, members, *heading in _together(reproduction, runs, **options):
         table: list[list[Panel]] = []
-        for shown in members:
+        for comparison in members:
             claims = reproduction.own_claims
-            rows = [[_knob_panel(shown, key, claims, **panel) for panel in panels] for key in y]
+            rows = [[_knob_panel(comparison, key, claims, **p) for p in panels] for key in y]
             drawn = [row for row in rows if any(s.drawn for panel in row for s in panel.series)]
             rows = _side_by_side(drawn or rows)
             if options.get("per_model"):
-                rows[0][0] = replace(rows[0][0], title=display_name(shown.dataset))
+                rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
             table += rows
         yield stem, curves(_side_by_side(table), *heading)
 
@@ -261,25 +261,25 @@ def _knob_panel(
     values = [knob_of(entry, knob) for entry in entries]
     ticks = [value for value in values if isinstance(value, str)]
     by_name = ticks and len(ticks) == len(values)
-    placed = [*enumerate(entries)] if by_name else along(entries, knob)
+    positioned = [*enumerate(entries)] if by_name else along(entries, knob)
     series: dict[tuple[str, str], list[Point]] = {}
-    for x, entry in placed:
+    for x, entry in positioned:
         line = (name or display_name(entry.method), entry.method)
         if by == "label":
             source = entry.label.partition("_")[0]
             line = (entry.label.replace("_", ", w = "), f"{entry.method}/{source}")
         cell = _NOT_IN_ROWS[y](entry) if y in _NOT_IN_ROWS else entry.measured(y)
         series.setdefault(line, []).append(Point.at(x, cell))
-    logs = [
+    claimed = [
         Point(float(str(claim.knobs[knob])), claim.value(y))
         for claim in claims
         if published and claim.dataset == comparison.dataset and claim.value(y) is not None
     ]
-    shown = [Series(*line, points) for line, points in series.items()]
-    if shown:
-        shown[0] = replace(shown[0], claimed=logs)
+    lines = [Series(*line, points) for line, points in series.items()]
+    if lines:
+        lines[0] = replace(lines[0], claimed=claimed)
     names = ticks or None
-    return Panel.for_metric(y, comparison.timing, shown, xlabel, title=title, ticks=names, log=log)
+    return Panel.for_metric(y, comparison.timing, lines, xlabel, title=title, ticks=names, log=log)
 
 
 # --- kinds of one figure --------------------------------------------------------------------------
@@ -320,16 +320,16 @@ def row_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
 def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw MAT and tokens/s over the tokens of finished requests."""
     title, xlabel = "SSD, over the stream of requests", "tokens of finished requests"
-    for stem, (shown,), *heading in _together(reproduction, runs, title=title, by_data=True):
-        parts = [(e, [*over_stream(e)]) for e in shown.entries if e.ranked]
+    for stem, (comparison,), *heading in _together(reproduction, runs, title=title, by_data=True):
+        parts = [(e, [*over_stream(e)]) for e in comparison.entries if e.ranked]
         panels = []
         for key in ("mat", "tokens_per_s"):
             points = [[Point.at(size, part[key][1]) for size, part in line] for _, line in parts]
             series = [
-                Series(shown.name_of(entry), entry.method, line)
+                Series(comparison.name_of(entry), entry.method, line)
                 for (entry, _), line in zip(parts, points, strict=True)
             ]
-            panels.append(Panel.for_metric(key, shown.timing, series, xlabel))
+            panels.append(Panel.for_metric(key, comparison.timing, series, xlabel))
         yield stem, curves([panels], *heading)
 
 

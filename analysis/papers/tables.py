@@ -181,8 +181,8 @@ def claimed_for(claims: Iterable[Claim]) -> str:
 
 def _shown_claims(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
     """List the claims that a table of these comparisons shows."""
-    shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
-    return [claim for claims in shown for claim in claims if claim]
+    by_comparison = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
+    return [claim for claims in by_comparison for claim in claims if claim]
 
 
 # --- kinds that several tables share --------------------------------------------------------------

@@ -271,8 +271,8 @@ def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> D
         series = []
         for sweep in swept:
             cells = sweep.estimates(key).items()
-            placed = [(values.index(v) if ticks else float(v), cell) for (v,), cell in cells]
-            points = [Point.at(x, cell) for x, cell in sorted(placed, key=lambda item: item[0])]
+            positioned = [(values.index(v) if ticks else float(v), cell) for (v,), cell in cells]
+            points = [Point.at(x, cell) for x, cell in sorted(positioned, key=lambda item: item[0])]
             name = ", ".join(filter(None, [sweep.method, sweep.fixed_settings]))
             series.append(Series(name, sweep.method, points))
         if any(line.drawn for line in series):

@@ -150,12 +150,12 @@ class Claim(_Part):
     def claimed_on(self) -> str:
         return f"{self.model}, {self.hardware}"
 
-    def note(self, who: str, how: str = "claimed") -> str:
+    def note(self, name: str, verb: str = "claimed") -> str:
         """Format the source of the claimed numbers in a row of this name."""
         title = self.title.partition(":")[0]
         parts = [title, self.source, self.model, self.dataset, self.hardware]
         parts += [self.counting.text(self.method)] if self.states(*_COMPARED) else []
-        return f"{who}: {how} by {'; '.join(parts)}."
+        return f"{name}: {verb} by {'; '.join(parts)}."
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 
 
 class ClaimResult(NamedTuple):
-    """A verdict, and the numbers on the claim's terms that it is about."""
+    """Status of a claim, and the numbers on its terms that it was compared with."""
 
-    verdict: str
+    status: str
     mat: NumberCell = _ABSENT
     speedup: NumberCell = _ABSENT
 

@@ -86,7 +86,7 @@ class ComparedLabel:
     def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
         """Return the verdict on the label's claim, or on ``claim``; "" without one."""
         claim = claim or self.claim
-        return check_claim(self.run, claim, self.rows[task]).verdict if claim else ""
+        return check_claim(self.run, claim, self.rows[task]).status if claim else ""
 
     def note(self, name: str, claim: Claim | None = None) -> str:
         """Format the source and checked numbers of its claim or ``claim``; "" without one."""

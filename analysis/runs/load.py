@@ -339,16 +339,16 @@ def usable_runs(
     runs = load_runs(paths)
     merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
     replayed = {run.manifest.traces.get("run_key") for run in runs if run.manifest.traces}
-    shown: list[Run] = []
+    usable: list[Run] = []
     hidden: list[Run] = []
     for run in runs:
         key = run.manifest.run_key
         shard = run.manifest.shard is not None and key in merged
         if not shard and not (key in replayed and run.labels == [run.baseline]):
-            (shown if run.complete or include_incomplete else hidden).append(run)
-    shown += load_surfaces(paths) if surfaces else []
-    if shown:
-        return shown, hidden
+            (usable if run.complete or include_incomplete else hidden).append(run)
+    usable += load_surfaces(paths) if surfaces else []
+    if usable:
+        return usable, hidden
     where = ", ".join(map(str, paths))
     if hidden:
         raise ResultsError(

@@ -250,13 +250,13 @@ def settings_table(
     entries = [entry for comparison in comparisons for entry in rows_once(comparison, columns)]
     where: Columns = {"model": lambda e: e.run.model, "data": lambda e: e.run.dataset}
     differing = {name: get for name, get in where.items() if len({get(e) for e in entries}) > 1}
-    shown: Columns = {**differing, **columns}
-    if len({tuple(get(entry) for get in shown.values()) for entry in entries}) < len(entries):
+    headings: Columns = {**differing, **columns}
+    if len({tuple(get(entry) for get in headings.values()) for entry in entries}) < len(entries):
         names = run_names(entry.run for entry in entries)
-        shown = {"run": lambda entry: names[entry.run.path], **shown}
+        headings = {"run": lambda entry: names[entry.run.path], **headings}
     rows: list[Row] = [
         {
-            **{heading: get(entry) for heading, get in shown.items()},
+            **{heading: get(entry) for heading, get in headings.items()},
             **decision_cells(entry.overall, None),
             **_further_cells(entry),
         }
@@ -272,7 +272,7 @@ def settings_table(
         rows.append({**leading, **_not_run_cells(claim, why)})
         notes.append(claim.note(claim.method))
     # Claims first: a narrow terminal drops the last columns.
-    short = [*shown, "MAT", SPEEDUP, "claimed speedup", "claimed MAT", "verdict"]
+    short = [*headings, "MAT", SPEEDUP, "claimed speedup", "claimed MAT", "verdict"]
     short += ["end-to-end", OUTPUTS, "cases"]
     return ResultTable.from_rows(title, captions(comparisons, text), rows, with_rule(notes), short)
 
@@ -302,11 +302,11 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
 
 def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
     """Make a row per engine and label; None if one engine made all runs."""
-    shown = [c for c in comparisons if c.timing == "measured"]
-    if len({c.runs[0].engine for c in shown}) < 2:
+    measured = [c for c in comparisons if c.timing == "measured"]
+    if len({c.runs[0].engine for c in measured}) < 2:
         return None
     # Our own engine's rows first, then by engine and load.
-    shown.sort(key=lambda c: (c.runs[0].engine != OWN_ENGINE, c.runs[0].engine, c.load))
+    measured.sort(key=lambda c: (c.runs[0].engine != OWN_ENGINE, c.runs[0].engine, c.load))
     rows: list[Row] = [
         {
             "engine": "this project" if entry.run.engine == OWN_ENGINE else entry.run.engine,
@@ -319,7 +319,7 @@ def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
             "tokens/s": entry.speed(),
             OUTPUTS: outputs_cell(entry.overall),
         }
-        for comparison in shown
+        for comparison in measured
         for entry in comparison.entries
     ]
     return _in_one("Engines, each over its own plain decoding", _ENGINES_TEXT, rows)

@@ -347,7 +347,7 @@ class TestEqualTerms:
         ratio = 1.5 * per_second(whole, "pld") / per_second(whole, "ar")
         result = judged(both, stating(speedup=ratio))
         assert result.speedup.value == pytest.approx(ratio)
-        assert judged(both, stating(speedup=ratio / 1.5)).verdict == "disagrees"
+        assert judged(both, stating(speedup=ratio / 1.5)).status == "disagrees"
         assert abs(result.speedup.value / row_of(whole, "pld")["speedup"] - 1) > 0.2
         # An eager run's ar is the eager one.
         assert judged(on_gpu(whole), stating(speedup=1.5)).speedup.value == pytest.approx(
@@ -356,15 +356,15 @@ class TestEqualTerms:
 
     def test_where_graphs_alone_were_run_the_verdict_says_what_to_run(self, whole):
         graphs = on_gpu(whole, "graph")
-        verdict = judged(graphs, stating(mat=1.65, speedup=1.5)).verdict
+        verdict = judged(graphs, stating(mat=1.65, speedup=1.5)).status
         assert verdict == "MAT cannot tell; for speed run with engine.eager_baseline=true"
-        assert judged(graphs, stating(speedup=1.5)).verdict.startswith("not compared; for speed")
+        assert judged(graphs, stating(speedup=1.5)).status.startswith("not compared; for speed")
         compiled = judged(on_gpu(whole), stating(GRAPH, speedup=1.5))
-        assert compiled.verdict.endswith("for speed run with engine=graph")
+        assert compiled.status.endswith("for speed run with engine=graph")
 
     def test_spec_bench_s_formula_where_the_source_used_it(self, whole):
         stated = stating(EXACT, speedup=1.5)
-        assert judged(on_gpu(whole), stated).verdict.startswith("not compared; for speed run again")
+        assert judged(on_gpu(whole), stated).status.startswith("not compared; for speed run again")
         records = [r.replace(n_retokenized=r.n_new - 2) for r in whole.records]
 
         def mean_speed(label, tokens):
@@ -405,8 +405,8 @@ class TestEqualTerms:
             (on_gpu(whole, config=phased), stated),
         ):
             result = judged(other, other_claim)
-            assert (result.verdict, result.speedup.value) == ("MAT cannot tell", None)
+            assert (result.status, result.speedup.value) == ("MAT cannot tell", None)
 
     def test_nothing_to_compare(self, whole):
-        assert judged(whole, claim(model="smollm2_135m")).verdict == "other model"
-        assert judged(on_gpu(whole), claim(qualifier="up to")).verdict == "not compared"
+        assert judged(whole, claim(model="smollm2_135m")).status == "other model"
+        assert judged(on_gpu(whole), claim(qualifier="up to")).status == "not compared"

@@ -167,7 +167,7 @@ RTX = "NVIDIA GeForce RTX 4090"
 
 
 @pytest.mark.parametrize(
-    ("gpu", "change", "how", "drawn"),
+    ("gpu", "change", "run_with", "drawn"),
     [
         (RTX, {}, {}, [1.5, 1.86, 2.42]),
         (RTX, {"qualifier": "up to"}, {}, []),
@@ -180,11 +180,11 @@ RTX = "NVIDIA GeForce RTX 4090"
         (RTX, {}, {"engine": "graph"}, [2.42]),
     ],
 )
-def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(synthetic, gpu, change, how, drawn):
-    run = on(synthetic, gpu, how.get("engine", "eager"))
-    run = predicted(run) if "timing" in how else run
+def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(synthetic, gpu, change, run_with, drawn):
+    run = on(synthetic, gpu, run_with.get("engine", "eager"))
+    run = predicted(run) if "timing" in run_with else run
     stated = claim(method="pld", **change)
-    (comparison,) = make_comparisons([run], how.get("estimator", "end_to_end"), [stated])
+    (comparison,) = make_comparisons([run], run_with.get("estimator", "end_to_end"), [stated])
     series = [line for key in ("mat", "speedup") for line in task_panel(comparison, key).series]
     points = [point for line in series for point in line.claimed]
     assert sorted(p.y for p in points) == drawn
