@@ -41,9 +41,9 @@ from runners.search import (
     Space,
     format_knobs,
     format_overrides,
-    halves,
     load_spaces,
-    mixed,
+    mix_tasks,
+    split_halves,
     successive_halving,
     surface_job,
 )
@@ -391,7 +391,7 @@ class _Pipeline:
         traces = traces or self._record(cases)
         recorded = [case for case in cases if case.case_id in traces.cases()]
         _check_count(len(recorded), f"plain decoding answered {len(recorded)}. Shorten the others.")
-        self._choosing, self._confirming = halves(recorded, self._seed)
+        self._choosing, self._confirming = split_halves(recorded, self._seed)
         self._ids = [case.case_id for case in self._choosing]
         file = folder / f"replayed-{traces.sha[:8]}-{file_sha256(surface)[:8]}.jsonl"
         self._replays = Replays(self._entries, traces, self._surface, file)
@@ -415,7 +415,7 @@ class _Pipeline:
         earlier = [int(path.name.removeprefix(name)) for path in done]
         n = min(len(cases), max(FEWEST_PROMPTS, min(_MOST_PROMPTS, affordable), *earlier))
         self._budget.say(f"recording plain decoding on {n} of {len(cases)} prompts")
-        self._bench.record(mixed(cases, self._seed)[:n], self._folder / f"{name}{n}")
+        self._bench.record(mix_tasks(cases, self._seed)[:n], self._folder / f"{name}{n}")
         return load_traces(self._folder / f"{name}{n}")
 
     def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.job import Entry, Job, refuse_doubled
+from runners.job import Entry, Job, refuse_duplicate_labels
 from runners.launch.dispatch import entry_of
 from runners.measure import live
 from runners.measure.session import make_session
@@ -476,7 +476,7 @@ def _entries(
             )
             entries.append(entry_of(compose_entry(cfg, item)))
             compared.append(dict(item) if isinstance(item, Mapping) else item)
-    refuse_doubled(
+    refuse_duplicate_labels(
         entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
     )
     return tuple(entries), instances, compared

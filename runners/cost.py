@@ -97,7 +97,7 @@ class Cost(Runner):
         loading.model_files_present(config)
         return ()
 
-    def questions_at_hand(self, config: RunConfig) -> None:
+    def local_cases(self, config: RunConfig) -> None:
         """Return None: no prompts are measured."""
 
     def run(self, job: Job) -> int:

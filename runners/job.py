@@ -64,7 +64,7 @@ class Entry:
         return (self.pair or PairConfig()).heads
 
 
-def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
+def refuse_duplicate_labels(entries: Sequence[Entry], second: str) -> None:
     """Refuse two entries with one label, and plain decoding's labels for anything else.
 
     Args:

@@ -138,7 +138,7 @@ class Replay(Runner):
             )
         return tuple(cases[: config.dataset.limit])
 
-    def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...]:
+    def local_cases(self, config: RunConfig) -> tuple[Case, ...]:
         return self.load_cases(config)
 
     def run(self, job: Job) -> int:
@@ -207,7 +207,7 @@ class RecordedSource(OutputSource):
     def begin(self, record: CaseRecord) -> CaseRecord:
         return record.replace(timing=self._timing, prediction_error=self._error)
 
-    def answer_one(self, turn: Turn) -> None:
+    def decode_turn(self, turn: Turn) -> None:
         record, drafter = turn.record, turn.run.drafter
         recorded = self._recorded(record.label, record.case_id, record.turn)
         replayed = self._replayer.replay_turn(

@@ -40,7 +40,7 @@ class Runner:
         loading.model_files_present(config)
         return tuple(cases.load_cases(config.dataset, config.data_dir))
 
-    def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...] | None:
+    def local_cases(self, config: RunConfig) -> tuple[Case, ...] | None:
         """Load the current prompts if a local file holds them; the hub's are pinned."""
         try:
             file = cases.local_file(config.dataset, config.data_dir)

@@ -149,7 +149,7 @@ def successive_halving(
     return remaining
 
 
-def mixed(cases: Sequence[Case], seed: int) -> list[Case]:
+def mix_tasks(cases: Sequence[Case], seed: int) -> list[Case]:
     """Order the cases by seed so that every beginning holds each task as often as it can."""
     seen: Counter[str] = Counter()
     ranked: list[tuple[int, Case]] = []
@@ -159,10 +159,10 @@ def mixed(cases: Sequence[Case], seed: int) -> list[Case]:
     return [case for _, case in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def halves(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
+def split_halves(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
     """Split cases to choose by from cases to confirm on, each task as evenly as it goes."""
-    ordered = sorted(mixed(cases, seed), key=lambda case: case.task)
-    return mixed(ordered[::2], seed), mixed(ordered[1::2], seed)
+    ordered = sorted(mix_tasks(cases, seed), key=lambda case: case.task)
+    return mix_tasks(ordered[::2], seed), mix_tasks(ordered[1::2], seed)
 
 
 def load_spaces(methods: Iterable[str] | None = None) -> dict[str, Space]:

@@ -18,7 +18,7 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job, refuse_doubled
+from runners.job import Entry, Job, refuse_duplicate_labels
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import (
@@ -79,7 +79,7 @@ class Serve(Runner):
         if cfg.baseline and config.speculation != PLAIN:
             entries.insert(0, _entry(_baseline_of(config)))
         entries += [_entry(_with_entry(config, entry)) for entry in cfg.compare]
-        refuse_doubled(
+        refuse_duplicate_labels(
             entries, f"'compare=[{{speculation: {config.speculation}, label: LABEL_2}}]'"
         )
         return tuple(entries)

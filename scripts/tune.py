@@ -40,7 +40,7 @@ from runners.search import (
     Replays,
     format_knobs,
     load_spaces,
-    mixed,
+    mix_tasks,
     successive_halving,
 )
 from specbench import paths
@@ -68,7 +68,7 @@ class Tuning:
         self.cfg = compose.compose(["method=ar", *questions, *overrides])
         self.folder, self.count, self.seed = folder, count, seed
         config = compose.to_config(self.cfg)
-        self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
+        self.cases: list[Case] = mix_tasks(load_cases(config.dataset, config.data_dir), seed)
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
         """Search each method's settings; returns a row of the report each."""

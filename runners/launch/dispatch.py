@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job, refuse_doubled
+from runners.job import Entry, Job, refuse_duplicate_labels
 from runners.launch import add_methods, prerequisites, publish, signals, sweep
 from runners.launch.child_process import run_in_child
 from runners.run_folder import folder
@@ -210,7 +210,7 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     if cfg.baseline and entries[0].label != BASELINE:
         entries.insert(0, entry_of(compose_entry(cfg, BASELINE)))
     entries += [entry_of(compose_entry(cfg, extra)) for extra in cfg.compare]
-    refuse_doubled(entries, "'compare=[{method: LABEL, label: LABEL_2}]'")
+    refuse_duplicate_labels(entries, "'compare=[{method: LABEL, label: LABEL_2}]'")
     return tuple(entries)
 
 
@@ -229,7 +229,7 @@ def entry_of(cfg: DictConfig) -> Entry:
 def _show_again(job: Job, runner: Runner) -> int:
     """Show a finished run again, unless its prompts or files have changed."""
     manifest = RunManifest.read(job.folder)
-    cases = runner.questions_at_hand(job.config)
+    cases = runner.local_cases(job.config)
     if cases is not None:
         check_questions(manifest, job.config, cases, job.folder)
     manifest.check_files(job.folder)

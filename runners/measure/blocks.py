@@ -136,11 +136,11 @@ class OutputSource:
         """Fill in what the record says of the engine before the turn is decoded."""
         raise NotImplementedError
 
-    def answer(self, turns: Sequence[Turn]) -> None:
+    def decode_turns(self, turns: Sequence[Turn]) -> None:
         """Decode turns of one label together, except those with an ``error``."""
-        ask_each(turns, self.answer_one)
+        ask_each(turns, self.decode_turn)
 
-    def answer_one(self, turn: Turn) -> None:
+    def decode_turn(self, turn: Turn) -> None:
         """Decode a turn and complete its record; an exception makes it a failed turn."""
         raise NotImplementedError
 
@@ -263,7 +263,7 @@ class BlockRunner:
                     run = self.source.for_slot(self.runs[label], slot)
                     siblings[label] = Turn(run, block, record, dialogue, number, siblings, slot)
                     turns.append(siblings[label])
-                self.source.answer(turns)
+                self.source.decode_turns(turns)
                 for turn in turns:
                     self._close(turn, result)
             for by_label in turns_by_block.values():

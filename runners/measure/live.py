@@ -200,7 +200,7 @@ class EngineSource(OutputSource):
     def begin(self, record: CaseRecord) -> CaseRecord:
         return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
 
-    def answer_one(self, turn: Turn) -> None:
+    def decode_turn(self, turn: Turn) -> None:
         request = self._request(turn)
         self._watch.begin()
         prompt, drafter = request.prompt, request.drafter
@@ -349,7 +349,7 @@ class BatchSource(EngineSource):
     def for_slot(self, run: MethodRun, slot: int) -> MethodRun:
         return self._session.for_slot(run, slot)
 
-    def answer(self, turns: Sequence[Turn]) -> None:
+    def decode_turns(self, turns: Sequence[Turn]) -> None:
         requests: list[TurnRequest] = []
 
         def ask(turn: Turn) -> None:

@@ -115,7 +115,7 @@ class ServedSource(OutputSource):
         if request.error is not None:
             raise request.error
 
-    def answer(self, turns: Sequence[Turn]) -> None:
+    def decode_turns(self, turns: Sequence[Turn]) -> None:
         requests = [(t, Request(_messages(t), t.record.seed)) for t in turns if t.error is None]
         label = turns[0].run.label
         self._servers.use(label)

@@ -11,9 +11,9 @@ from runners.search import (
     CaseCost,
     format_knobs,
     format_overrides,
-    halves,
-    mixed,
+    mix_tasks,
     settings,
+    split_halves,
     successive_halving,
 )
 from specbench.config import compose
@@ -112,10 +112,10 @@ def case(name, task):
 def test_halves_are_disjoint_complete_and_even_over_tasks():
     cases = [case(f"q{i}", "qa") for i in range(8)] + [case(f"r{i}", "rag") for i in range(4)]
     cases.append(case("lone", "math"))
-    first, second = halves(cases, seed=1)
+    first, second = split_halves(cases, seed=1)
     assert {c.case_id for c in first} | {c.case_id for c in second} == {c.case_id for c in cases}
     assert not {c.case_id for c in first} & {c.case_id for c in second}
     assert [Counter(c.task for c in half)["qa"] for half in (first, second)] == [4, 4]
     assert [Counter(c.task for c in half)["rag"] for half in (first, second)] == [2, 2]
-    assert halves(cases, 1) == (first, second)
-    assert {c.task for c in mixed(cases, 0)[:3]} == {"qa", "rag", "math"}
+    assert split_halves(cases, 1) == (first, second)
+    assert {c.task for c in mix_tasks(cases, 0)[:3]} == {"qa", "rag", "math"}
