@@ -9,13 +9,13 @@ Method: a node contributes the product of draft probabilities on its path to the
     a function of the context alone, so it needs no proposal for the ratio test when sampling.
 Where ours differs, and why:
     - Only nodes that are among the ``nodes`` best so far are fed to the draft model. The others and
-      all below them can never be in the tree, so it is the same tree for fewer draft tokens.
+      all below them can never be in the tree, so fewer draft tokens give the same tree.
     - E counts the layer just drafted, as the paper's algorithm does; the code leaves it out and so
       feeds one layer more for the same tree.
     - Equal scores are ordered by depth, then by creation, which keeps every parent of a chosen
       node; the code may cut a parent off its child.
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
-      the target's temperature and filters, and what the filters remove is not a candidate.
+      the target's temperature and filters; tokens that the filters remove are no candidates.
     - Rows of accepted nodes stay in the draft's cache; the code reads them again.
 Example: ``nodes`` 3; the likeliest paths are a (.6), "a c" (.54) and b (.3): they are the tree, and
     E is 1.44.

@@ -1,4 +1,4 @@
-"""The oracle: drafts the answer itself, so acceptance is known and the harness can be calibrated.
+"""The oracle: drafts the output itself, so acceptance is known and the harness can be calibrated.
 
 No paper. Token i of the draft is the true one with probability ``accuracy``, independently, and a
 wrong one otherwise; under greedy verification a draft of depth d then has the mean accepted length

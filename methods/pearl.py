@@ -17,7 +17,7 @@ How this is a draft tree: the tree is the chain of pending tokens, and empty in 
     drafted meanwhile: if both are equal, the drafted block is kept. At temperature > 0 ``overlap``
     also hands the token and its distribution to the verifier (``DraftTree.bonus``), which draws the
     target's token by the ratio test min(1, p / q) of that bonus, as PEARL does; pending
-    tokens are tested likewise. As in PEARL no token comes for free: a pass in which all of the
+    tokens are tested likewise. As in PEARL there is no bonus token: a pass in which all of the
     gamma tests succeed commits gamma.
 gamma: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` (a draft pass has one
     row, a target pass 4), once for a run, resumed or not; the number is in every record.
@@ -30,7 +30,7 @@ Where ours differs, and why:
     - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
       both models' probabilities.
     - Verifiers other than ``rejection`` (``match``) draw the token without regard to the bonus:
-      still exact, accepted less often.
+      still exact, but with fewer accepted tokens.
 Example: ``gamma`` 3; during a pass over the last token alone the draft model writes "a b c". The
     target's token is a, so "b c" are pending: the next pass reads them, and "d e f" is written.
 State kept: pending tokens and the draft's cache, for a turn.

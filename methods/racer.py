@@ -13,8 +13,8 @@ Method: an Aho-Corasick automaton of the 10-grams of prompt and answer, with cou
 Where ours differs, and why:
     - Siblings come in the order in which they were first met. The reference uses the order of its
       hash map, which decides between equally frequent nodes.
-    - The reference adds a padding token where it drafts nothing.
-    - Of a dialogue's later turn only new 10-grams are counted; the reference counts all again.
+    - The reference adds a padding token to an empty draft.
+    - A dialogue's later turn counts only new 10-grams; the reference counts all again.
 As in the reference: nodes are counted once for each suffix that they continue, equal branches are
 merged afterwards, so a draft may be smaller than its budget; fail links are set after the prompt's
 pass, and later nodes have none; nodes lose theirs when a draft or a failed match touches them; a

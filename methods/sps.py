@@ -18,7 +18,7 @@ Where ours differs, and why:
     - Draft probabilities and the target's get the same temperature and filters, in float32.
     - Greedy drafting on a GPU never waits for it, ids go there from pinned memory; with
       ``confidence`` each token has to be looked at on the host before the next one is drafted.
-    - No token beyond the limit is drafted: it could not be committed.
+    - Drafts stop at the output limit, because later tokens could not be committed.
     - The first draft comes after the prompt's pass, not in it, as for every method here; and an end
       token does not end a draft, because drafts are not inspected before the target verifies.
     - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From

@@ -4,15 +4,15 @@ Source: "Using caching for fast speculative decoding", a company's blog post (Ta
     was reproduced in September 2025. There is no paper, no code and no table of parameters.
 Stated there: finished requests, prompt and output, go into one circular buffer of tokens; a
     suffix array over it is rebuilt in the background at intervals; the last tokens of the text are
-    looked up with decreasing length until something matches; the most frequent continuation of the
+    looked up with decreasing length until one matches; the most frequent continuation of the
     matches is the draft, one chain; a bounded number of matches is looked at.
-Chosen here, where it is silent:
+Our choices where the post gives none:
     - A separator between requests, so that no draft crosses from one to the next, and the buffer
-      unrolled before sorting, so that none crosses the place where it is written.
+      unrolled before sorting, so that none crosses the write position.
     - Its sizes: 2^20 tokens, a rebuild after every request, 1000 matches, taken evenly over the
       range (the first 1000 would be those whose continuation sorts first). Ties go to the most
       recent continuation. A draft ends with an end token.
-    - Where nothing matches, nothing is drafted (the blog: perhaps a random continuation).
+    - Without a match nothing is drafted (the blog: perhaps a random continuation).
     - A multi-turn case is several requests: the second turn's prompt repeats the first turn.
     - The turn's record waits for a rebuild under way, outside the clock: else other methods, which
       take turns with this one, would pay for it. So a rebuild costs no decoding time, as on a
@@ -20,7 +20,7 @@ Chosen here, where it is silent:
     - ``rebuild: sync`` builds the array where the request ends, and its time counts as decoding.
     - ``warm_start`` begins with the requests of an earlier run, without which the first requests
       of a run draft nothing.
-The present request cannot be searched before it ends, so there is no prompt lookup in it.
+The present request is not searched before it ends, so it gets no prompt lookup.
 Example: finished requests hold "a b c", "a b d e" and "a b d e": after "x a b" the draft is "d e".
 State kept: all requests of a run (``state_scope: run``; with ``prompt`` only the turns of a case
     before the present one are used), at most ``buffer_tokens``: 12 bytes each, and as many again

@@ -11,7 +11,7 @@ Where ours differs, and why:
     - Defaults are Arctic's for suffix-only use; ``conf/method/suffix_decoding.yaml`` has vLLM's.
     - Path mode is what both serve with; the paper describes a tree, which is ``draft: tree``.
     - Memory is bounded by ``max_cached_tokens`` besides the number of requests.
-    - Equally frequent continuations are ordered by which of them reached the count first.
+    - Ties between equally frequent continuations go to the one that reached the count first.
 As in the reference, the text's own end counts as an occurrence, so probabilities of rare
 continuations are lower than their share.
 Example: after "a b c x a b" the longest suffix that came before, "a b", was followed by c x a, each

@@ -8,13 +8,13 @@ Method: a matrix holds the top k candidates seen after every token of the vocabu
     is filled from it level by level, and the logits of every verified row, accepted or not,
     overwrite the rows of their tokens.
 Trees: the template of the reference code, 80 nodes in 6 levels (the paper counts the root among its
-    80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
+    80). Trees of other sizes, as in the paper's Figure 3, follow our own rule, because neither
     paper nor code has one (``specbench.draft_structures.static_tree.grow_tree``): at 80 nodes and 6
     levels it shares 70 of the template's 80 nodes. ``tree: sam_60`` is that of SAM-Decoding's
     Token Recycling (also in Spec-Bench's copy): 60 nodes in levels of 7, 20, 21, 8 and 4.
 Where ours differs, and why:
     - The paper writes rows of repeated tokens in parallel, in no defined order. ``update: last`` is
-      one of its outcomes, always the same one; the paper finds it the best by a hair.
+      one of its outcomes, always the same one; the paper finds it slightly better.
       ``parallel`` mixes the occurrences entry by entry as the paper describes, in a fixed order.
     - The first draft comes after the prompt's pass and hangs below the first new token; the
       reference's hangs below the prompt's last token.

@@ -13,7 +13,7 @@ Each part observes the outcome of its own nodes: the verified nodes of its tree,
     shared and go first.
 Recorded for each turn (``drafter`` in the records): the accepted draft tokens credited to each part
     (``accepted_from_<name>``), and those that it had in its verified tree (``found_by_<name>``).
-On a GPU, parts that draft on the device are copied to the host once a step.
+On a GPU, drafts on the device are copied to the host once a step.
 Example: parts draft "a b" and "a c": the tree has a, with b and c below it. If "a c" is accepted,
     a is credited to the first part and c to the second, whose tree had both.
 State kept: what the parts keep, all under the union's own state scope.

@@ -6,8 +6,8 @@ Reference code studied: FasterDecoding/REST 50a5fc1 (``DraftRetriever``) and its
 Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_artifact.py``:
     UltraChat, which the paper and Spec-Bench search for chat, or ShareGPT, the reference's small
     store, or The Stack's Python for code. For the bundled model it is made on first use from the
-    English of installed documentation (``specbench.artifacts.documentation``). The file's header
-    names the corpus; so do the run's manifest and every record.
+    English of installed documentation (``specbench.artifacts.documentation``). The file's header,
+    the run's manifest and every record name the corpus.
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations of each chunk are counted, the 64 most frequent kept,
     and cut so that their distinct tokens sum up to 64 at most. If a chunk has more matches, the
@@ -20,10 +20,10 @@ Where ours differs, and why:
       cut drops the last of equals; the reference leaves both to a hash table's order, so that two
       of its runs differ.
     - A continuation ends with its document; the reference puts no separator between documents.
-    - Where nothing matches, nothing is drafted (``dummy_token: null``; the reference: token 100).
+    - Without a match nothing is drafted (``dummy_token: null``; the reference: token 100).
       The first draft comes after the prompt's pass, as for every method here.
     - Ids are 32 bits wide (the reference: 16), and the file is mapped, not read into memory.
-    - ``cut: false`` is ours: shared prefixes are then not counted again and again, and the tree
+    - ``cut: false`` is ours: shared prefixes are then counted once, and the tree
       holds 64 nodes.
 Example: the corpus holds "a b c", "a b c" and "a b d": after "x a b" the tree is c and d below the
     root, c first.

@@ -1,8 +1,8 @@
 """REST's datastore: texts of a corpus with their suffix arrays, in one memory-mapped file.
 
 The corpus is cut into chunks, each with a suffix array of its own, so that sorting needs memory for
-one chunk only; a look-up asks every chunk. Documents are kept apart by separators and cut only
-where one is longer than a chunk. Token ids are 32 bits wide, for any vocabulary.
+one chunk only; a look-up searches every chunk. Documents end with separators; only one longer
+than a chunk is cut. Token ids are 32 bits wide, for any vocabulary.
 """
 
 from __future__ import annotations

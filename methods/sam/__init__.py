@@ -3,11 +3,11 @@
 Paper: "SAM Decoding: Speculative Decoding via Suffix Automaton", ACL 2025, arXiv 2411.10666.
 Reference code studied: hyx1999/SAM-Decoding at 18c41f0 (``samd``, ``samd_sam_only``), which
     Spec-Bench has a copy of (``model/samd``).
-Automata: a dynamic one of prompt and answer, which knows where a substring first ended, and a
+Automata: a dynamic one of prompt and output, which stores where a substring first ended, and a
     static one of a corpus, which counts occurrences. For the bundled model the static one is made
     on first use from the English of installed documentation
     (``specbench.artifacts.documentation``), elsewhere by ``scripts/build_artifact.py`` from
-    texts or from the target's own answers.
+    texts or from the target's own outputs.
 Two modes, the reference's:
     alone           the longer match wins (the static one less ``len_bias``) and drafts
                     ``int(alpha × length)`` tokens: a copy of the text, or a tree of the corpus's
@@ -17,14 +17,14 @@ Two modes, the reference's:
                     every step.
 A copy begins after the first occurrence and ends before the root.
 Where ours differs, and why:
-    - Sizes of the reference count the root; ours are the same, so ``max_predicts`` rows hold one
+    - The reference's sizes count the root; ours do too, so ``max_predicts`` rows hold one
       draft node less. The first draft comes after the prompt's pass, as for every method here.
-    - The dynamic match is read off the automaton's last suffix link, which is exact. The reference
+    - The dynamic match is the automaton's last suffix link, which is exact. The reference
       moves a cursor, whose state can go stale when a state is cloned under it.
-    - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
+    - If a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
       less.
-    - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
-      one pushed first; the reference's order depends on its dictionaries and heap.
+    - Ties between equally frequent continuations go to the smaller id, between equally probable
+      nodes to the one pushed first; the reference's order depends on its dictionaries and heap.
 Example: ``alpha`` 1, ``automata: dynamic``; after "a b c d x a b" the longest suffix that occurred
     before, "a b", has two tokens: the draft is "c d".
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most

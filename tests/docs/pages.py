@@ -16,7 +16,7 @@ def text(page: str) -> str:
 
 
 def anchors(page: str) -> set[str]:
-    """Anchors of a page: its headings, as GitHub writes them behind ``#``."""
+    """Anchors of a page: its headings, as GitHub writes them after ``#``."""
     titles = re.findall(r"^#+ (.+)$", text(page), re.M)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 

@@ -1,4 +1,4 @@
-"""The example methods of docs/add_a_method.md work as they stand there."""
+"""The example methods of docs/add_a_method.md work as printed."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ WITH_DRAFT_MODEL = [
 ]
 
 
-@pytest.mark.slow  # processes of their own that compile and load everything anew
+@pytest.mark.slow  # separate processes that compile and load everything again
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("tests", [["tests/contract"], WITH_DRAFT_MODEL], ids=["all", "drafts"])
 def test_the_tests_find_the_examples_and_pass(tmp_path, tests):

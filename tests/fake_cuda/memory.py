@@ -262,4 +262,4 @@ class World:
             if copy.block is block:
                 if copy.up:
                     raise RuleBroken(PINNED, "pinned memory is opened while a copy reads it")
-                raise RuleBroken(EARLY, "a result is read whose copy nobody has waited for")
+                raise RuleBroken(EARLY, "a result is read before its copy is waited for")

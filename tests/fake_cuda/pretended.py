@@ -52,7 +52,7 @@ class _Event:
         if not (self.timing and later.timing and self.clock and later.clock):
             raise RuntimeError("both events must be recorded and made with enable_timing")
         if not (self.query() and later.query()):
-            raise RuleBroken(EARLY, "the time of an event is read that nobody has waited for")
+            raise RuleBroken(EARLY, "the time of an event is read before it is waited for")
         return max(later._at - self._at, 1e-7) * 1e3
 
 

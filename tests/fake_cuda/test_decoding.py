@@ -121,7 +121,7 @@ def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
     assert steps > 4 and steps <= waits[2] - waits[1] <= most * steps
 
 
-def test_what_others_free_is_no_graph_s(gpu):
+def test_freed_work_spaces_belong_to_no_graph(gpu):
     """The work space of split products: torch's own graphs free that of all streams."""
     large = gpu is None  # products of small models are not split
     hidden, layers = (4096, 2) if large else (32, 2)
@@ -131,12 +131,12 @@ def test_what_others_free_is_no_graph_s(gpu):
     device = torch.device(DEVICE)
     model = shape_model(shape, dtype=torch.bfloat16, device=device).eval().requires_grad_(False)
     target = FUSED(model, max_len=128, max_nodes=15)
-    texts = []
+    outputs = []
     for _ in range(2):
-        texts.append(decode(target, Drafter(name="plain")).output_ids)
+        outputs.append(decode(target, Drafter(name="plain")).output_ids)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-    assert texts[0] == texts[1] and not target.reasons
+    assert outputs[0] == outputs[1] and not target.reasons
 
 
 @pytest.mark.parametrize("name", ["eagle2", "hydra"])
@@ -178,11 +178,11 @@ def test_drafting_on_the_second_device(gpu, overlap, names):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["pearl", "card"])
-def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
+def test_late_drafts_during_a_pass_are_the_same(gpu, monkeypatch, name):
     """Drafts have their own stream: a step that does not wait for them reads old memory."""
     if gpu is not None:
         pytest.skip("a pretended GPU is never late")
-    target, texts = decoders.target(max_nodes=31), []
+    target, results = decoders.target(max_nodes=31), []
     for late in (False, True):
         drafter = DRAFTED[name]()
         overlap = drafter.overlap
@@ -195,8 +195,8 @@ def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
         monkeypatch.setattr(drafter, "overlap", slow)
         draft = decoders.draft(drafter)
         result = decode(target, drafter, turns=2, draft_model=draft, overlap="stream")
-        texts.append((result.output_ids, result.n_target_passes))
-    assert texts[0] == texts[1]
+        results.append((result.output_ids, result.n_target_passes))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("architecture", ["mistral_window", "qwen3"])
@@ -222,12 +222,12 @@ def test_windows_and_the_batch_layout(gpu, architecture):
     assert list(target.reasons) == ["141 rows"]
 
 
-def test_a_twin_has_graphs_of_its_own(gpu):
+def test_a_clone_has_its_own_graphs(gpu):
     """A graph writes to the cache that was there when it was captured."""
-    texts = PROMPT, PROMPT[::-1].copy()
+    prompts = PROMPT, PROMPT[::-1].copy()
     exact, first = Target(tiny_model("llama"), max_len=128), decoders.target(max_nodes=3)
     pairs = [(exact, first), (exact.clone(), first.clone())]
-    for text, pair in zip(texts, pairs, strict=True):
+    for text, pair in zip(prompts, pairs, strict=True):
         for engine in pair:
             engine.prefill(text)
     tree = DraftTree.chain(np.array([4, 5]))
@@ -255,20 +255,20 @@ def test_a_head_hears_the_lm_head_where_it_lies(gpu):
     assert logits.device == states.device and torch.equal(logits.cpu(), expected.cpu())
 
 
-def test_sampled_texts_are_those_of_the_cpu(gpu):
-    """With a verifier that draws, the host decides and the rows are moved behind the pass."""
-    texts = []
+def test_sampled_outputs_equal_the_cpu_s(gpu):
+    """With a verifier that draws, the host decides and rows are moved after the pass."""
+    outputs = []
     for target in (
         Target(tiny_model("llama"), max_len=128, max_nodes=31),
         decoders.target(max_nodes=31, commits=False),
     ):
         verifier = MatchVerifier(Sampling(1.0))
         drafter = RandomDrafts(name="random_drafts", n_nodes=20)
-        texts.append(decode(target, drafter, verifier=verifier).output_ids)
-    assert texts[0] == texts[1]
+        outputs.append(decode(target, drafter, verifier=verifier).output_ids)
+    assert outputs[0] == outputs[1]
 
 
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, monkeypatch):
+def test_passes_without_a_graph_run_eagerly_and_say_why(gpu, monkeypatch):
     monkeypatch.setattr(StaticPass, "device_part", lambda self: self.numbers.cpu())
     target = decoders.target(max_nodes=20)
     monkeypatch.undo()

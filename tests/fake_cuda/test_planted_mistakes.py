@@ -249,7 +249,7 @@ MISTAKES = {
         a_text, WAITS),
     "states that a head asks for are captured in a step": (
         instead(GraphTarget, "expect", lambda self, layers: None), with_a_head("eagle3"), LATE),
-    "a check makes the caches of a head anew": (
+    "a check replaces the caches of a head": (
         then(Eagle3, "reset", lambda self: setattr(self, "_reserved", 0)), with_a_head("eagle3"),
         LATE),
 }  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_planted_mistake_breaks_its_rule(mistake, pretended, plain, monkeypatc
     pretended.coming.clear()
 
 
-def test_nothing_is_said_where_nothing_is_wrong(pretended, plain):
+def test_no_rule_breaks_without_a_mistake(pretended, plain):
     for run in (a_text, after_a_longer_text, two_passes_at_once, on_the_second_device):
         run(pretended, plain)
     for run in (with_a_draft("pearl", DEVICE), with_a_head("eagle2"), with_a_head("eagle3")):

@@ -48,7 +48,7 @@ class OverlapDrafter(Drafter):
 
 
 @pytest.mark.parametrize("overlap", ["stream", "thread", "serial"])
-def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, monkeypatch):
+def test_drafting_starts_before_the_host_waits_for_the_pass(pretended, overlap, monkeypatch):
     target, queued, waited = decoders.target(max_nodes=7), [], []
     forward = GraphTarget.forward
 
@@ -69,7 +69,7 @@ def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, 
         assert set(between) == {0 if overlap == "stream" else 1}
 
 
-def test_drafting_that_fails_beside_a_pass_is_waited_for(pretended):
+def test_failed_drafting_is_waited_for(pretended):
     """Else memory of its queued work would be freed too early."""
 
     def fails():
@@ -100,7 +100,7 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(pretended, commit
         assert scores[-1].greedy().tolist() == exact_scores.greedy().tolist()
 
 
-def test_keep_waits_where_nobody_has(pretended):
+def test_commit_waits_if_the_pass_is_under_way(pretended):
     exact, queued = pair()
     tree = DraftTree.chain(exact.forward(3, DraftTree.empty()).greedy().numpy())  # the true token
     waits = pretended.counts["waits"]

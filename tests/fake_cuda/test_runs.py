@@ -69,8 +69,8 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noq
 
 
 @pytest.mark.slow  # over a second
-def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_path, gpu):
-    """The audit's texts are longer than short answers, and buffers that grow are captured anew."""
+def test_no_graph_is_captured_after_the_warm_up(small, tmp_path, gpu):
+    """The audit's sequences exceed short outputs, and graphs of grown buffers are replaced."""
     (questions := tmp_path / "single.jsonl").write_text(
         json.dumps({"question_id": 1, "category": "qa", "turns": ["water " * 212]}) + "\n"
     )  # with 16 tokens of a warm-up in 256 keys, with the audit's 32 not
@@ -145,7 +145,7 @@ def test_bandwidth_is_measured_with_events(gpu):
 
 
 @pytest.mark.slow  # over a second
-def test_a_gpu_that_others_use_has_no_floor(small, tmp_path, pretended):
+def test_a_shared_gpu_has_no_floor(small, tmp_path, pretended):
     run = [f"model.device={DEVICE}", "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here(small, *run, "measure.exclusive=false") == 0
     model = json.loads((tmp_path / "run" / "manifest.json").read_text())["model"]
@@ -199,7 +199,7 @@ def test_quantised_weights_are_refused_by_name(small, checkpoint, tmp_path, kind
         loading.load_model(compose([*small, f"model.path={folder}"]))
 
 
-def test_a_batch_of_texts_is_not_captured(gpu):
+def test_a_batch_is_not_captured(gpu):
     config = compose(["batch.size=2", f"model.device={DEVICE}"])
     target = make_target(decoders.model(), config, max_len=64, max_nodes=8)
     assert "batch" in target.describe()["reason"]

@@ -134,7 +134,7 @@ def test_a_warm_pool_saves_passes():
 
 
 @pytest.mark.parametrize("correct", [False, True])
-def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
+def test_phrases_after_a_rejected_draft_stay_by_default(correct):
     _, draft = pair()
     drafter = ouroboros(draft, gamma=2, ngram=3, topk=1, correct_rejected=correct)
 
@@ -149,13 +149,13 @@ def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
     drafter.begin(state)
     tree = drafter.propose(state)
     state.commit(np.array([7]))
-    choices = np.array([7, 0, 2, 3, 1])  # not 5; and behind it 0, 2, then 3 and 1 along the phrase
+    choices = np.array([7, 0, 2, 3, 1])  # not 5; after it 0, 2, then 3 and 1 along the phrase
     none = np.empty(0, dtype=np.int64)
     drafter.observe(state, StepOutcome(tree, none, state.tokens[-1:], choices))
     assert drafter._pool.after(6).tolist() == ([[2, 3]] if correct else [[4, 5]])
 
 
-def test_what_is_lost_as_published_is_committed_where_asked():
+def test_lost_tokens_are_committed_by_the_knobs():
     """With a perfect draft model: the draft's length, and the tokens of a step."""
     target, draft = pair()
     knobs = {"gamma": 2, "ngram": 4, "window": 6, "guesses": 6}

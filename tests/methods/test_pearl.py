@@ -54,8 +54,8 @@ def test_a_perfect_draft_gives_gamma_tokens_a_pass_and_nothing_for_free():
     assert result.committed_per_step == [1] + [4] * 7
     assert result.drafted_per_step == [0] + [3] * 7
     assert result.drafter["pre_verify"] == 1 and result.drafter["post_verify"] == 7
-    # gamma passes of one row beside every pass of the target, until no more is wanted; the first
-    # needs none: the prompt's pass has told.
+    # gamma passes of one row during every pass of the target, up to the limit; the first token
+    # needs none: it comes from the prompt's pass.
     assert draft.fed == [1] * (3 + 4 * 6)
 
 

@@ -97,7 +97,7 @@ def test_greedy_output_is_that_of_plain_decoding_and_comes_sooner(knobs):
         assert result.n_target_passes < plain.n_target_passes
 
 
-def test_a_later_turn_counts_what_is_new():
+def test_a_later_turn_counts_new_ngrams_only():
     """So the automaton is that of one turn with all of the text."""
     whole = driver.toy_text(5, 80)
     tries = []

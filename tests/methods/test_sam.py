@@ -107,7 +107,7 @@ class Spy(Drafter):
         return DraftTree(np.array([9]), np.array([-1]), sources=np.array([4]))
 
 
-def test_short_chains_are_padded_only_if_asked():
+def test_short_chains_are_padded_only_with_pad_token():
     text = [1, 2, 1, 2]
     knobs = {"len_threshold": 2, "max_predicts": 6}
     tree = (plain_one := ready(auxiliary=PromptLookup(), **knobs)).propose(after(plain_one, text))

@@ -47,7 +47,7 @@ def test_every_prefix_repeats_what_a_search_finds(text, room):
         assert automaton.repeated_suffix(n, room) == earlier_suffix(text[:n], room)
 
 
-def test_growing_keeps_what_was_there(rng):
+def test_growing_keeps_the_content(rng):
     text = rng.integers(0, 3, 5000)
     automaton = SuffixAutomaton()
     automaton.extend(text, 0, 5000)

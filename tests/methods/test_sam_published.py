@@ -36,7 +36,7 @@ def published(text, corpus, rows, bias, auxiliary):
         return None
     if dynamic < static:
         return chain(corpus.text_after(context, rows - 1))
-    # A shorter match where fewer than `rows` tokens stand between it and the root.
+    # A shorter match if fewer than `rows` tokens lie between it and the root.
     _, after = earlier_suffix(text, room=rows + 1)
     return chain(text[after:-1][: rows - 1])
 

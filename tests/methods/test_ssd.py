@@ -198,7 +198,7 @@ def test_a_failed_rebuild_is_reported_and_the_older_array_stays(background, capl
     texts=st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=12),
     capacity=st.integers(1, 20),
 )
-def test_what_is_searched_is_the_end_of_everything_written(texts, capacity):
+def test_the_searched_tokens_are_the_newest(texts, capacity):
     index, everything = RingIndex(capacity, background=False), []
     for text in texts:
         index.add(np.array(text, dtype=np.int32))

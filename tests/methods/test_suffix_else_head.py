@@ -38,7 +38,7 @@ def test_the_score_says_who_drafts(min_score):
         rule, prompt = toy_turns.markov_rule(seed), [1, 2, 3, 1, 2]
         answer, steps = toy_turns.play(both, prompt, 40, rule)
         assert answer == toy_turns.continued(rule, prompt, 40)
-        # Alone on the same steps, whoever drafted them.
+        # The method alone on the same steps, whichever part drafted them.
         following = iter(steps)
 
         def other(state, following=following):

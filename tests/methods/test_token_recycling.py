@@ -130,7 +130,7 @@ def test_the_root_of_a_step_is_the_token_before_what_it_committed():
     assert drafter._matrix.rows[:, 0].tolist() == [0, 4, 0, 0, 5, 6, 0, 0, 0, 0]
 
 
-def test_the_prompt_teaches_only_where_asked():
+def test_the_prompt_teaches_only_with_learn_prompt():
     assert not recycling().needs.prompt_logits
     drafter = recycling(10, k=2, levels=[2, 2], learn_prompt=True)
     assert drafter.needs.prompt_logits

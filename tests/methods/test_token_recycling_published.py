@@ -37,7 +37,7 @@ class Published:
             path = below
         accepted = [rows[at[path[: n + 1]]] for n in range(len(path))]
         bonus = best[at[path]]
-        room = limit - len(accepted) - 1  # behind the bonus
+        room = limit - len(accepted) - 1  # after the bonus
         if END in accepted or room < 0 or (room == 0 and bonus != END):
             return [*accepted, bonus][:limit], path
         for token, row in zip(rows, logits, strict=True):

@@ -231,7 +231,7 @@ def test_a_tree_that_the_engine_cut_is_cut_for_the_parts_too():
     assert b.seen[0].next_tokens.tolist() == [0, 2]
 
 
-def test_overlap_goes_to_those_who_asked_with_their_own_tree():
+def test_overlap_goes_to_the_parts_that_need_it():
     a = fixed([5, 6], [-1, 0], required=Needs(overlap=True))
     b = fixed([7], [-1])
     drafter = ready(b, a, max_nodes=2)
@@ -314,7 +314,7 @@ def test_a_union_of_one_accepts_what_its_part_accepts(make, make_target, rng):
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def test_names_that_nobody_resolved_are_no_drafters():
+def test_unresolved_names_are_no_drafters():
     with pytest.raises(ConfigurationError, match="cacheback"):
         _ = Union().needs
 
