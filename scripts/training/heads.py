@@ -192,7 +192,7 @@ class TrainableHead(ABC):
 
     def __init__(self, recipe: Recipe, loaded: LoadedModel, texts: Texts, learnt: Texts) -> None:
         self.recipe, self.device = recipe, loaded.model.device
-        self.ends = Embeddings.of(loaded.model)
+        self.ends = Embeddings.from_model(loaded.model)
         self.target = loaded.model.config.to_dict()
         self.lm_head = self.ends.lm_head
         self.head_ids = torch.arange(len(self.lm_head), device=self.device)

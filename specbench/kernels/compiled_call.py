@@ -97,7 +97,7 @@ class CompiledCall:
     def _layer_fields(
         self,
         before: Any,
-        behind: Any,
+        after: Any,
         products: Sequence[Product],
         of_heads: Sequence[Any],
         beside: Any = None,
@@ -105,7 +105,7 @@ class CompiledCall:
         """Fill a row of the table of weights.
 
         Args:
-            before, behind: weights of the norms before attention and before the gated product.
+            before, after: weights of the norms before attention and before the gated product.
             products: of attention's input and output, of the gated product's.
             of_heads: weights of the norms of queries and keys.
             beside: weights of the norm of what attention reads beside the state.
@@ -116,7 +116,7 @@ class CompiledCall:
             *self._product(qkv),
             *map(self._address, of_heads),
             *self._product(out),
-            self._address(behind),
+            self._address(after),
             *self._product(gate_up),
             *self._product(down),
             self._address(beside),

@@ -255,10 +255,10 @@ def _pack(model: PreTrainedModel) -> None:
     layers = []
     for layer in network.model.layers:
         linears = linears_of_layer(layer)
-        layers.append(tuple(map(Product.of, linears)))
+        layers.append(tuple(map(Product.from_linears, linears)))
         for linear in _flat(linears):
             give_back(linear.weight, regions)
-    lm_head = Product.of([network.lm_head])
+    lm_head = Product.from_linears([network.lm_head])
     if network.lm_head.weight is not network.model.embed_tokens.weight:
         give_back(network.lm_head.weight, regions)
     setattr(model, _PACKED, PackedModel(tuple(layers), lm_head))

@@ -68,7 +68,7 @@ def check_device(device: torch.device, error: Exception, running: str, before: s
         raise DeviceLost(
             f"{device} answers no more since {running} failed with {first_line(error)}. Before "
             f"it ran {before}, whose work may be the cause. What was written is valid, and the "
-            "same command goes on behind it."
+            "same command continues from there."
         ) from error
 
 

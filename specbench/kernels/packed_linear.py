@@ -34,7 +34,7 @@ class Product:
     bias: torch.Tensor | None
 
     @classmethod
-    def of(cls, linears: Sequence[Any]) -> Product:
+    def from_linears(cls, linears: Sequence[Any]) -> Product:
         """Pack linears that read one input; their outputs are concatenated."""
         weights = [shortest(linear.weight) for linear in linears]
         if len({(weight.dtype, weight.shape[2:]) for weight in weights}) > 1:
@@ -61,7 +61,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
-        self.product = Product.of([linear])
+        self.product = Product.from_linears([linear])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``[..., in]`` to ``[..., out]``."""

@@ -251,7 +251,7 @@ def _joint_pass(
             for t in sequences
         ]
         if outputs := compiled.run(ids, positions, segments, hidden_layers=hidden_layers):
-            return Scores.of(outputs)
+            return Scores.from_outputs(outputs)
     plans = [
         (t.rows, target.plan_of(t.cache.length, t.visible, t.depths + t.cache.length, t.rows))
         for t in sequences

@@ -93,7 +93,7 @@ class Embeddings:
     product: Callable[[torch.Tensor], torch.Tensor]  # with the LM head
 
     @classmethod
-    def of(cls, model: PreTrainedModel, draft_weights: str = FLOAT32_WEIGHTS) -> Embeddings:
+    def from_model(cls, model: PreTrainedModel, draft_weights: str = FLOAT32_WEIGHTS) -> Embeddings:
         """Take those of ``model``, packed or not."""
         head: Any = model.get_output_embeddings()
         table: Any = model.get_input_embeddings().weight

@@ -79,7 +79,7 @@ class Scores:
     choices: IntArray | None = None  # [rows] `greedy_ids` of `raw`, where the pass gives them
 
     @staticmethod
-    def of(
+    def from_outputs(
         outputs: PassOutputs, depths: IntArray = ROOT_ALONE, select: torch.Tensor | None = None
     ) -> Scores:
         """Take the scores of a pass that was run by one call."""

@@ -100,7 +100,7 @@ class Target:
 
     @property
     def embeddings(self) -> Embeddings:
-        return Embeddings.of(self.model, self.draft_weights)
+        return Embeddings.from_model(self.model, self.draft_weights)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -283,7 +283,7 @@ class Target:
             )
         positions = depths + past
         if outputs := self._in_one_call(ids[None], positions[None, -n:], visible, keep=keep):
-            return Scores.of(outputs)
+            return Scores.from_outputs(outputs)
         plan = self.plan_of(past, visible, positions, n)
         return Scores(self.through_layers(ids[None], positions[None, -n:], plan, keep=keep)[0][0])
 
@@ -316,7 +316,7 @@ class Target:
         # One call reads the rows of a batch layout as sequences, which see themselves as such.
         seen = visible if select is None else None
         if outputs := self._in_one_call(*read, seen, hidden_layers=hidden_layers):
-            return Scores.of(outputs, depths, select)
+            return Scores.from_outputs(outputs, depths, select)
         plan = self.plan_of(past, visible, positions, len(positions))
         logits, hidden = self.through_layers(*read, plan, hidden_layers)
         return Scores(logits.flatten(0, 1), select, hidden, depths)

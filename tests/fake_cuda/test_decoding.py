@@ -248,10 +248,10 @@ def test_a_head_hears_the_lm_head_where_it_lies(gpu):
         pytest.skip("needs a second GPU")
     network = decoders.model()
     states = torch.ones(2, network.config.hidden_size, dtype=torch.float64, device=DEVICE)
-    expected = Embeddings.of(network).logits(states)
+    expected = Embeddings.from_model(network).logits(states)
     network.lm_head.to(SECOND)
     network.lm_head.register_forward_pre_hook(lambda _, given: (given[0].to(SECOND),))
-    logits = Embeddings.of(network).logits(states)
+    logits = Embeddings.from_model(network).logits(states)
     assert logits.device == states.device and torch.equal(logits.cpu(), expected.cpu())
 
 

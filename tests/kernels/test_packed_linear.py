@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_product_is_that_of_its_linears(outputs, bias):
     torch.manual_seed(0)
     linears = [nn.Linear(24, size, bias=bias) for size in outputs]
-    product = packed_linear.Product.of(linears)
+    product = packed_linear.Product.from_linears(linears)
     with torch.inference_mode():
         for shape in [(1, 1, 24), (1, 7, 24), (3, 5, 24), (1, 600, 24)]:
             x = torch.randn(shape)

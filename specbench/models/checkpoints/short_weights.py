@@ -98,5 +98,5 @@ def _orders(blocks: torch.Tensor, config: Any) -> Iterator[torch.Tensor]:
     yield blocks
     for heads in (config.num_attention_heads, config.num_key_value_heads):
         if len(blocks) % (2 * heads) == 0:
-            apart = blocks.unflatten(0, (heads, -1, 2)).transpose(1, 2)
-            yield apart.flatten(0, 2).contiguous()
+            halves = blocks.unflatten(0, (heads, -1, 2)).transpose(1, 2)
+            yield halves.flatten(0, 2).contiguous()

@@ -355,7 +355,7 @@ def _first_to_differ(target: Target, text: _Text, reference: _ReferenceRows) -> 
     # Rounding grows from layer to layer, and a fault is far larger.
     first = int(np.argmax(by_layer >= by_layer.max() / 10)) if layers else 0
     if first == 0:
-        return "the embedding of ids and positions, or what stands behind the layers"
+        return "the embedding of ids and positions, or what follows the layers"
     layer = target.layers[first - 1]
     kinds = (type(module).__name__ for module in layer.modules())
     attention = next((kind for kind in kinds if "Attention" in kind), type(layer).__name__)

@@ -183,9 +183,9 @@ def own_embedding(checkpoint: Checkpoint, target: TargetInfo, width: int) -> tor
             f"config.json and the target ask for {[vocab, width]}. Take the head of this target."
         )
     weight = checkpoint.weight(EMBEDDING, target)
-    theirs = ends.to(target.device, target.dtype)
+    table = ends.to(target.device, target.dtype)
     # One of the two may have been rounded to float16, the other to bfloat16.
-    if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
+    if weight.shape == table.shape and torch.allclose(weight, table, rtol=1e-2, atol=1e-5):
         return None
     log.warning("%s has another token embedding than the target; its own is used", checkpoint.file)
     return weight

@@ -169,7 +169,7 @@ class CompiledHead(CompiledCall):
         # linear is packed already.
         if "packed_products" not in vars(layer):
             layer.packed_products = [
-                group[0].product if len(group) == 1 else Product.of(group)
+                group[0].product if len(group) == 1 else Product.from_linears(group)
                 for group in linears_of_layer(layer)
             ]
         attention, first = layer.self_attn, layer.input_layernorm

@@ -77,12 +77,12 @@ class LayerShape:
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        begun = int(self.rope_scaling.get("original_max_position_embeddings") or 2048)
+        length = int(self.rope_scaling.get("original_max_position_embeddings") or 2048)
         config = LlamaConfig(
             hidden_size=self.hidden_size,
             num_attention_heads=self.n_heads,
             head_dim=self.head_dim,
-            max_position_embeddings=int(begun * float(self.rope_scaling.get("factor", 1)) + 1),
+            max_position_embeddings=int(length * float(self.rope_scaling.get("factor", 1)) + 1),
             rope_parameters={**self.rope_scaling, "rope_theta": self.rope_theta},
         )
         scaled = ROPE_INIT_FUNCTIONS[self.rope_scaling["rope_type"]](config, None)
