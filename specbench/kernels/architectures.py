@@ -189,12 +189,12 @@ def _switches(config: Any) -> list[tuple[int, str]]:
     switches = []
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type")
-        old_length = rope.get("original_max_position_embeddings")
-        old_length = old_length or getattr(config, "original_max_position_embeddings", None)
-        if kind == "longrope" and old_length:
-            switches.append((int(old_length), "LongRoPE rotates all keys anew, cached ones too"))
+        base_length = rope.get("original_max_position_embeddings")
+        base_length = base_length or getattr(config, "original_max_position_embeddings", None)
+        if kind == "longrope" and base_length:
+            switches.append((int(base_length), "LongRoPE rotates all keys anew, cached ones too"))
         if kind == "dynamic":
-            end = int(old_length or config.max_position_embeddings)
+            end = int(base_length or config.max_position_embeddings)
             switches.append((end, "dynamic RoPE rotates keys by the length of the text"))
     unrotated = 0 in (getattr(config, "no_rope_layers", None) or ())
     if getattr(config, "attn_temperature_tuning", False) and unrotated:
