@@ -154,10 +154,10 @@ class PromptMaker:
 
     def _passage(self) -> str:
         count = self._random.randint(*_PASSAGE_WORDS)
-        return " ".join(_draw_words(self._random, self._paragraphs, count)[: _PASSAGE_WORDS[1]])
+        return " ".join(_draw_prose(self._random, self._paragraphs, count)[: _PASSAGE_WORDS[1]])
 
 
-def _draw_words(draw: random.Random, paragraphs: Sequence[str], at_least: int) -> list[str]:
+def _draw_prose(draw: random.Random, paragraphs: Sequence[str], at_least: int) -> list[str]:
     """Draw at least so many words, from paragraphs that follow each other."""
     drawn: list[str] = []
     at = draw.randrange(len(paragraphs))
@@ -255,7 +255,7 @@ class Author:
 
     def _passage(self, draw: random.Random) -> tuple[list[int], list[int]]:
         """Use the first twenty words as the question, what follows as the answer."""
-        passage = _draw_words(draw, self._paragraphs, _READ_WORDS)[: 2 * _READ_WORDS]
+        passage = _draw_prose(draw, self._paragraphs, _READ_WORDS)[: 2 * _READ_WORDS]
         prompt = self._render(" ".join(passage[:20]))
         ids = self._tokenizer.encode(" ".join(passage[20:]), add_special_tokens=False)
         return prompt, ids[: 2 * _READ_WORDS - len(prompt)]
