@@ -188,7 +188,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
             "wandb-workspaces is not installed: pip install -e '.[wandb]'"
         ) from error
     except Exception as error:
-        # The library raises what its transport does: whatever it is, the user must hear it.
+        # The library raises its transport's errors; report any of them to the user.
         sys.stderr.write(f"error: not pushed: {first_line(error)}\nType wandb login first.\n")
         return 1
     panels = "".join(f"  {title}: {len(group)}\n" for title, group in sections(subject).items())

@@ -35,7 +35,7 @@ from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 
-MOST = 12  # labels whose bars can be told apart
+MOST = 12  # labels whose bars a reader can distinguish
 
 
 def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:

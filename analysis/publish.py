@@ -3,7 +3,7 @@
 The run folders stay the only source: everything that is sent is read from them after the
 measurement, so that no other process works while the clock runs. Runs that belong together (an
 experiment, a sweep, or a folder) are a group. In it each label is a W&B run with flat keys
-(``speedup``, ``mat``), plain decoding once, and a last one, ``comparison``, has what is about all
+(``speedup``, ``mat``), plain decoding once, and a last one, ``comparison``, has the data about all
 of them: table, pictures, warnings and record files. Ids come from the manifests, so runs that were
 resumed, moved or published twice keep theirs. Predicted times have keys of their own.
 """

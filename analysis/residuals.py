@@ -2,7 +2,7 @@
 
 LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
 name over the cases that both have. A residual is predicted over measured minus one; the surface's
-error is the root mean square of their logarithms. Exit code 1 where the median of the residuals'
+error is the root mean square of their logarithms. Exit code 1 if the median of the residuals'
 sizes exceeds ``--limit``. ``--keep`` saves the error for the intervals of predicted speedups,
 ``-o DIR`` draws the residuals.
 """

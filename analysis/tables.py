@@ -38,7 +38,7 @@ from analysis.tabular.table import (
 )
 from specbench.results.statistics.summary import ESTIMATORS
 
-_WIDTH = 500  # where the output is a file or a pipe: room for all columns
+_WIDTH = 500  # of a file or a pipe: room for all columns
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 _STEMS = {"measured": "tables", "predicted": "tables_predicted", "none": "tables_steps"}
 # The tables of one file, and their lines for a program.
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
-    """Print the runs' tables, or write them where the options of :func:`parser` say."""
+    """Print the runs' tables, or write them to the folder of the options of :func:`parser`."""
     pages: dict[str, Page] = {}  # by file name; runs of no reproduction share one
     compared: list[ComparedRuns] = []
     others = [run for run in runs if run.records]

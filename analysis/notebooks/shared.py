@@ -2,7 +2,7 @@
 
 ``RUNS`` in the environment names run folders or folders of them (several separated like in
 ``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to. Relative folders
-are looked for where the notebook is executed, then in the project.
+are looked up in the working directory, then in the project.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from specbench.paths import PROJECT
 from specbench.results.cells import NumberCell
 from specbench.results.tasks import OVERALL
 
-MOST = 6  # lines or kinds of bars that can be told apart
+MOST = 6  # lines or kinds of bars that a reader can distinguish
 
 _IN_NOTEBOOK = "ipykernel" in sys.modules  # the project does not depend on it
 _stems: Counter[str] = Counter()
@@ -42,7 +42,7 @@ def runs(
 ) -> list[Run]:
     """Return the complete runs below ``RUNS`` that a notebook can show.
 
-    Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it.
+    Without such a run, a line says what the notebook ``needs`` and which ``command`` makes it.
 
     Raises:
         SystemExit: a folder cannot be read; stderr says why.
@@ -78,7 +78,7 @@ def lines(
 
 
 def caption_of(comparison: ComparedRuns) -> str:
-    """Return a comparison's caption, which says how many of its labels `lines` draws."""
+    """Return a comparison's caption, with the number of labels that `lines` draws."""
     count = len(comparison.drafting)
     left_out = f"Drawn: the first {MOST} of {count} labels.\n" if count > MOST else ""
     return left_out + caption(comparison)
@@ -87,7 +87,7 @@ def caption_of(comparison: ComparedRuns) -> str:
 def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
     """Return these columns of every label over its run, as in ``analysis.tables --csv``.
 
-    Labels have the settings that tell them apart; what is empty for all labels is left out.
+    Labels include their differing settings; columns that are empty for all labels are left out.
     """
     if not comparisons:
         return pd.DataFrame()
@@ -104,7 +104,7 @@ def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
 
 
 def table(frame: pd.DataFrame, title: str) -> None:
-    """Show a data frame: in a notebook as it shows them, as a plain file in plain text."""
+    """Show a data frame, as HTML in a notebook or as plain text."""
     if frame.empty:
         return
     if _IN_NOTEBOOK:

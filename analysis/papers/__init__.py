@@ -60,7 +60,7 @@ class Reproduction:
         return [table for kind, options in kinds for table in kind(self, runs, **options)]
 
     def figures(self, runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
-        """Draw the runs, kind by kind, with what is added to their files' names."""
+        """Draw the runs, kind by kind, with their file names' suffixes."""
         for kind, options in self.kinds.items():
             if kind in pictures.KINDS:
                 yield from pictures.KINDS[kind](self, runs, **options)

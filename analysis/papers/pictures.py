@@ -87,7 +87,7 @@ def _together(
 
 
 def bar_series(places: Sequence[tuple[ComparedRuns, str]], key: str) -> list[Series]:
-    """Draw ``speedup`` or ``mat`` of each label, the fastest first, with what is claimed for it.
+    """Draw ``speedup`` or ``mat`` of each label, the fastest first, with its claims.
 
     Speedups are hollow unless the whole run differs significantly from plain decoding.
 

@@ -538,7 +538,7 @@ def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
             if task in entry.rows
         ]
         title = f"Spec-Bench's board by task ({comparison.title})"
-        text = "By task: speedups over ar; in the columns headed by a model what the board claims."
+        text = "By task: speedups over ar; columns headed by a model show the board's claims."
         short = ("task", "method", "MAT", SPEEDUP, *boards)
         yield ResultTable.from_rows(title, text, by_task, short=short, groups=1)
 
@@ -565,7 +565,7 @@ _DRAFT_SHORT = (
 
 
 def draft_model_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
-    """Tabulate what each method gains and what it takes.
+    """Tabulate each method's gains and the resources that it takes.
 
     Measuring phases costs time, so speeds come from runs without phases if there are any.
     """

@@ -72,7 +72,7 @@ class Series:
         name: in the legend, or left of the row.
         method: decides the color.
         points: in the order of the axis.
-        claimed: what a paper claims for the same, drawn as diamonds.
+        claimed: a paper's claims for the same points, drawn as diamonds.
         joined: whether a line joins the points.
     """
 
@@ -98,8 +98,8 @@ class Panel:
         ticks: names of the positions 0, 1, … if the horizontal axis has no numbers.
         even: whether to draw plain decoding as a line at 1.0.
         log: logarithmic horizontal axis.
-        bottom: where the vertical axis begins.
-        top: where it ends at most, e.g. 1 for a share.
+        bottom: lower end of the vertical axis.
+        top: largest upper end, e.g. 1 for a share.
         bars: bars instead of lines.
     """
 

@@ -66,7 +66,7 @@ def heatmaps(
     caption: str,
     break_even: float | None = None,
 ) -> Drawing:
-    """Draw grids of numbers on one color scale, side by side where there is room.
+    """Draw grids of numbers on one color scale, side by side if there is room.
 
     A line parts the cells on either side of ``break_even``.
     """

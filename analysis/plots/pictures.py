@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from analysis.plots.charts import Panel, Point, Series, curves, mat_against_speedup, ranked
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import Drawing, unit_of
-from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
+from analysis.runs.acceptance import by_depth, conditional_by_depth, rows_of_target_pass
 from analysis.runs.captions import captions
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
 from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_texts_of
@@ -65,7 +65,7 @@ def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
 
 
 def finding(comparison: ComparedRuns) -> str:
-    """Return what the comparison shows, as a title."""
+    """Return the comparison's result as a title."""
     return sentence_of(comparison).rstrip(".") or comparison.printed_title
 
 
@@ -149,7 +149,7 @@ def acceptance_picture(comparison: ComparedRuns) -> Drawing | None:
     panels = []
     for title, shares in (
         ("of all steps with a draft", by_depth),
-        ("where the one before was accepted", where_the_one_before),
+        ("if the previous token was accepted", conditional_by_depth),
     ):
         series = []
         for method, entry in fastest.items():

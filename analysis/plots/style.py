@@ -102,7 +102,7 @@ class Look:
     dashes: str = "-"
 
     def dot(self, hollow: bool = False) -> Keywords:
-        """Return the style of a single point, white inside where it is ``hollow``."""
+        """Return the style of a single point, white inside if it is ``hollow``."""
         return {
             "color": self.color,
             "marker": self.marker,

@@ -27,7 +27,7 @@ def by_depth(
 ) -> list[tuple[int, NumberCell]]:
     """Return the share of drafts accepted at each depth, up to the last accepted one.
 
-    Of the steps with a draft, those that accepted so many tokens; one plus the sum over all depths
+    The share is among the steps with a draft; one plus the sum over all depths
     is the acceptance length of these steps.
 
     Args:
@@ -58,7 +58,7 @@ def by_depth(
     return shares
 
 
-where_the_one_before = partial(by_depth, conditional=True)
+conditional_by_depth = partial(by_depth, conditional=True)
 
 
 def by_position(

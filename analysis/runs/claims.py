@@ -168,7 +168,7 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     Raises:
         ResultsError: the file does not follow its own rules; names the claim.
     """
-    # The compiled parser where there is one: the other takes a second.
+    # The compiled parser if there is one, since the other takes a second.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     file = yaml.load(path.read_text(encoding="utf-8"), loader)
     claims = []

@@ -88,7 +88,7 @@ class Run:
     Attributes:
         path: the folder.
         records: all of its records, in the order they were written; none of a cost run.
-        complete: whether the run reached its end; False too where the last line is cut off.
+        complete: whether the run reached its end; also False if the last line is cut off.
         surface: the cost surface that the run measured; None of others.
     """
 
@@ -264,7 +264,7 @@ class Run:
 
     @property
     def baseline(self) -> str | None:
-        """The label that speedups refer to, where the run has it."""
+        """The label that speedups refer to, if the run has it."""
         return self.manifest.baseline if self.manifest.baseline in self.labels else None
 
 

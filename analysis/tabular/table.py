@@ -41,7 +41,7 @@ class ResultTable:
         frame: headings and cells; a cell is text, an :class:`NumberCell` or a :class:`TextCell`.
         notes: about claims, below the table.
         short: the columns that are shown at first, one with intervals by its name without
-            ``[95 %]`` where it is shown without them; none: all but :data:`_FURTHER`.
+            ``[95 %]`` if it is shown without them; none: all but :data:`_FURTHER`.
         groups: number of leading columns that head the rows that share them.
         head: sentences above the table, which say what it shows.
     """

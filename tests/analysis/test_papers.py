@@ -13,8 +13,8 @@ from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.runs.acceptance import (
     by_depth,
     by_position,
+    conditional_by_depth,
     stream_parts,
-    where_the_one_before,
 )
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
@@ -247,7 +247,7 @@ def test_acceptance_by_depth_by_hand(run):
     assert 0 < len(drafts) < len(seen)
     marginal = [share.value for _, share in by_depth(records, depths=depths)]
     assert sum(marginal) == pytest.approx(sum(drafts) / len(drafts))
-    for d, share in where_the_one_before(records, depths=depths):
+    for d, share in conditional_by_depth(records, depths=depths):
         reached = [accepted for accepted, depth in seen if accepted >= d - 1 and depth >= d]
         assert share.value == pytest.approx(sum(n >= d for n in reached) / len(reached))
 
