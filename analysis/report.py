@@ -147,10 +147,7 @@ def _decision_table(comparison: ComparedRuns) -> ResultTable:
 
 
 def _picture(figure: Drawing) -> dict[str, object]:
-    """Return a figure (SVG, as a ``data:`` address), its width in CSS pixels, title and axes.
-
-    Screen readers read title and axes.
-    """
+    """Return a figure (SVG, as a ``data:`` address), its width in CSS pixels, title and axes."""
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() or axes.get_xlabel() for axes in figure.axes]
     axes = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))

@@ -210,10 +210,7 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
 
 
 def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, NumberCell, str]]:
-    """Yield each label's speedup of all sequences together and its verdict against plain decoding.
-
-    Without enough batches for an interval, there is no number.
-    """
+    """Yield each label's speedup of all sequences together and verdict against plain decoding."""
     over = over_plain(comparison)
     # On a server, one user's gain may be another's loss.
     served = {
