@@ -31,8 +31,8 @@ from tests.small_run import (  # noqa: F401 (fixtures)
 )
 from tests.tiny_checkpoint import TINY
 
-# How many examples a property test tries where it names no number, always the same ones in "quick";
-# `make test-all` asks for "full". A test whose examples decode on a model names its own number.
+# Examples of a property test that names no number, always the same ones in "quick"; `make test-all`
+# selects "full". A test whose examples decode on a model names its own number.
 for _profile, _examples in (("quick", 20), ("full", 250)):
     settings.register_profile(
         _profile,
@@ -45,7 +45,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
-# For what an architecture only carries: two of them always, the others with the slow tests.
+# For properties independent of the architecture: two always, the others with the slow tests.
 CARRIERS = tuple(
     name if name in ("llama", "mistral_window") else pytest.param(name, marks=pytest.mark.slow)
     for name in ARCHITECTURES
@@ -111,28 +111,28 @@ def engine(
     eos: frozenset[int] = frozenset(),
     **options: Any,
 ) -> Engine:
-    """Greedy and without an end token where nothing else is said."""
+    """Make an engine, by default greedy and without an end token."""
     return Engine(target, verifier or GreedyVerifier(), eos_ids=eos, **options)
 
 
 def side_by_side(tokens: np.ndarray, width: int) -> DraftTree:
-    """Chains of ``width`` tokens each, as the batch layout runs them."""
+    """Build chains of ``width`` tokens each, as the batch layout runs them."""
     parents = np.arange(-1, len(tokens) - 1)
     parents[::width] = -1
     return DraftTree(tokens, parents, rows=(len(tokens) // width, width))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives to the end: the collector need not walk it again."""
+    """Freeze imported and collected objects, so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def conf_is_read_once():
-    """Hydra would read and join two dozen files for each of a thousand compositions.
+    """Cache Hydra's reading of two dozen files for each of a thousand compositions.
 
-    Which files those are, only the choices of config groups say; other values are put in later.
+    Only the choices of config groups decide which files; other values are inserted later.
     """
     try:
         from hydra._internal import config_loader_impl as hydra_loader
@@ -141,17 +141,17 @@ def conf_is_read_once():
     except ImportError:  # where a GPU is checked
         yield
         return
-    kept: dict[object, bytes] = {}
+    cache: dict[object, bytes] = {}
 
     def once(key, repository, make):
-        """What ``make()`` gives, a copy for each caller; a test may change files of its own."""
+        """Cache ``make()``, with a copy for each caller; a test may change files of its own."""
         sources = [source.path for source in repository.get_sources()]
         if str(CONF_DIR) not in sources:
             return make()
         key = (str(sources), key)
-        if key not in kept:
-            kept[key] = pickle.dumps(make())
-        return pickle.loads(kept[key])
+        if key not in cache:
+            cache[key] = pickle.dumps(make())
+        return pickle.loads(cache[key])
 
     loader = hydra_loader.ConfigLoaderImpl
     load, join = ConfigRepository.load_config, loader._compose_config_from_defaults_list
@@ -163,17 +163,17 @@ def conf_is_read_once():
     def joined(self, defaults, repo):
         return once(repr(defaults), repo, lambda: join(self, defaults, repo))
 
-    def chosen(repo, config_name, overrides_list, **options):
+    def create(repo, config_name, overrides_list, **options):
         values = Overrides(repo, overrides_list).config_overrides
         groups = [override for override in overrides_list if override not in values]
         key = (config_name, str([override.input_line for override in groups]), str(options))
-        found = once(key, repo, lambda: choose(repo, config_name, groups, **options))
-        return DefaultsList(found.defaults, found.defaults_tree, values, found.overrides)
+        chosen = once(key, repo, lambda: choose(repo, config_name, groups, **options))
+        return DefaultsList(chosen.defaults, chosen.defaults_tree, values, chosen.overrides)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load_config)
         patch.setattr(loader, "_compose_config_from_defaults_list", joined)
-        patch.setattr(hydra_loader, "create_defaults_list", chosen)
+        patch.setattr(hydra_loader, "create_defaults_list", create)
         yield
 
 

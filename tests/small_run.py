@@ -73,7 +73,7 @@ def questions(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(checkpoint, questions, tmp_path_factory) -> list[str]:
-    """What is typed for a run of the tiny model on the five questions."""
+    """Overrides for a run of the tiny model on the five questions."""
     cache = tmp_path_factory.mktemp("cache")
     return [
         "method=pld",
@@ -86,7 +86,7 @@ def small(checkpoint, questions, tmp_path_factory) -> list[str]:
         f"dataset.path={questions}",
         "generation.max_new_tokens=16",
         "measure.warmup=0",
-        # Whatever else this machine does, files must come out alike.
+        # Files must come out alike under any load of this machine.
         "measure.disturbed={steal: null, others: null}",
         f"paths.results={tmp_path_factory.mktemp('results')}",
         f"cache_dir={cache}",
@@ -95,7 +95,7 @@ def small(checkpoint, questions, tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def signals_arrive():
-    """Processes that a test starts get signals that this one ignores, behind ``nohup`` or ``&``."""
+    """Let a test's processes get signals that this one ignores under ``nohup`` or ``&``."""
     ignored = [s for s in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
     for signum in ignored:
         signal.signal(signum, signal.SIG_DFL)
@@ -120,11 +120,11 @@ def in_process(work, job):
 
 
 def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
-    """The exit code of a run in this process; ``typed`` is what its user typed besides.
+    """Return the exit code of a run in this process; ``typed``: its user's overrides.
 
-    ``launch``: what is called in the place of a child process; None: a real one.
+    ``launch``: called instead of starting a child process; None starts one.
     """
-    # Here, since conftest.py imports this file where Hydra is not installed, too.
+    # Here, because conftest.py also imports this file where Hydra is not installed.
     from runners.launch import dispatch
     from runners.measure import live
     from specbench.config import compose
@@ -139,15 +139,15 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
 
 @contextmanager
 def interrupted_after(blocks: int):
-    """The run inside is interrupted when it writes one block more."""
+    """Interrupt the run inside when it writes one more block."""
     from runners.run_folder.resumable_files import ResultFiles
 
-    append, left = ResultFiles.append, iter(range(blocks))
+    append, remaining = ResultFiles.append, iter(range(blocks))
 
-    def failing(self, *made):
-        if next(left, None) is None:
+    def failing(self, *block):
+        if next(remaining, None) is None:
             raise KeyboardInterrupt
-        append(self, *made)
+        append(self, *block)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(ResultFiles, "append", failing)
@@ -155,7 +155,7 @@ def interrupted_after(blocks: int):
 
 
 def case_record(case_id="a", label="ar", n_new=9, **changes):
-    """A finished turn; each of its steps committed one token unless ``changes`` says otherwise."""
+    """Make a finished turn; each step committed one token unless ``changes`` differ."""
     committed = changes.setdefault("committed_per_step", [1] * (n_new - 1))
     values = {
         "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
@@ -178,10 +178,10 @@ _TIMES |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
 
 
 def without_times(line: dict) -> dict:
-    """A record without what differs from run to run: times, hosts, time stamps."""
+    """Drop the fields that differ from run to run: times, hosts, time stamps."""
     return {key: value for key, value in line.items() if key not in _TIMES}
 
 
 def warning_texts(summary):
-    """The sentences of a summary's warnings."""
+    """List the sentences of a summary's warnings."""
     return [Warned(**line).text for line in summary["warnings"]]

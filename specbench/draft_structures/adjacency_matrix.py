@@ -1,7 +1,7 @@
-"""For every token its likeliest successors, as a target's logits last said.
+"""For every token its likeliest successors by the target's latest logits.
 
-Tensor operations of fixed shape, so that a GPU need never be waited for; on a CPU, where each of
-them takes longer than the work in it, compiled loops.
+Tensor operations of fixed shape, so that the host never waits for a GPU; compiled loops on a CPU,
+where calling each operation would take longer than its work.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
 
 UPDATE_RULES = ("last", "first", "parallel")
 
-_GROUP = 64  # logits that are looked at together first
-_FEW = 32  # ids that are kept in order one by one
+_GROUP = 64  # logits per group of the first round
+_FEW = 32  # most ids sorted by insertion
 
 
 def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """``[n, k]`` int64 ids of the largest entries of each row of ``[n, >= k]``, largest first.
+    """Return ``[n, k]`` int64 ids of each row's largest entries of ``[n, >= k]``, largest first.
 
-    On a CPU few ids of float32 come from one look at all logits. Else there are two
-    rounds: the largest k entries lie in the k groups of 64 with the largest maxima (or in
-    the rest that fills no group), so only those are sorted. Over 81 × 49152 entries on one CPU
-    core these take 0.8 ms, `torch.topk` 4.6 ms. Of equal entries any may come first.
+    On a CPU a single scan of float32 logits finds a few ids. Otherwise there are two rounds: the
+    largest k entries are in the k groups of 64 with the largest maxima (or in the incomplete last
+    group), so only those are sorted. Over 81 × 49152 entries on one CPU core this takes 0.8 ms,
+    `torch.topk` 4.6 ms. Equal entries come in any order.
     """
     n, vocab = logits.shape
     if (
@@ -55,13 +55,13 @@ def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
     if whole < vocab:
         rest = torch.arange(whole, vocab, device=logits.device).expand(n, -1)
         ids = torch.cat([ids, rest], 1)
-    found: torch.Tensor = ids.gather(1, logits.gather(1, ids).topk(k).indices)
-    return found
+    top: torch.Tensor = ids.gather(1, logits.gather(1, ids).topk(k).indices)
+    return top
 
 
 @njit(cache=True)
 def _largest(logits: Array, step: int, vocab: int, ids: IntArray) -> None:
-    """``ids [n, k]`` of the largest of each row's ``vocab`` logits, rows ``step`` numbers apart."""
+    """Write ``ids [n, k]`` of each row's largest ``vocab`` logits, rows ``step`` numbers apart."""
     n, k = ids.shape
     values = np.empty(k, dtype=np.float32)
     for row in range(n):
@@ -78,17 +78,17 @@ def _largest(logits: Array, step: int, vocab: int, ids: IntArray) -> None:
             for i in range(len(group)):
                 if held == k and not group[i] > values[k - 1]:
                     continue
-                place = min(held, k - 1)
-                while place and group[i] > values[place - 1]:
-                    values[place], ids[row, place] = values[place - 1], ids[row, place - 1]
-                    place -= 1
-                values[place], ids[row, place] = group[i], start + i
+                slot = min(held, k - 1)
+                while slot and group[i] > values[slot - 1]:
+                    values[slot], ids[row, slot] = values[slot - 1], ids[row, slot - 1]
+                    slot -= 1
+                values[slot], ids[row, slot] = group[i], start + i
                 held = min(held + 1, k)
 
 
 @njit(cache=True)
 def _overwrite(rows: IntArray, tokens: IntArray, candidates: IntArray, rule: int) -> None:
-    """``AdjacencyMatrix.update`` on the host; ``rule`` is a place in ``UPDATE_RULES``."""
+    """Run ``AdjacencyMatrix.update`` on the host; ``rule`` is an index of ``UPDATE_RULES``."""
     n = len(tokens)
     for i in range(n):
         if rule < 2:
@@ -105,12 +105,12 @@ def _overwrite(rows: IntArray, tokens: IntArray, candidates: IntArray, rule: int
 
 
 class AdjacencyMatrix:
-    """For every token of the vocabulary its ``k`` likeliest successors, as last seen.
+    """The ``k`` likeliest successors of every token of the vocabulary, as last seen.
 
     Unknown rows are zeros, as in the paper, so they draft token 0.
 
     Args:
-        compiled: write rows by a compiled loop; None does so on a CPU.
+        compiled: write rows by a compiled loop; None does this on a CPU.
 
     Attributes:
         rows: ``[vocab_size, k]`` int32, the likeliest candidate first.
@@ -133,16 +133,16 @@ class AdjacencyMatrix:
         self.rows.zero_()
 
     def prepare(self, tree: StaticTree) -> None:
-        """Say which tree `fill` fills; its ranks must be below ``k``."""
+        """Set the tree that `fill` fills; its ranks must be below ``k``."""
         self._levels = tuple(
             torch.from_numpy(above * self.k + ranks).to(self.rows.device)
             for above, ranks in tree.levels
         )
 
     def fill(self, root: int | torch.Tensor) -> torch.Tensor:
-        """``[n]`` int64 tokens of the prepared tree's nodes below ``root``, on the device.
+        """Return ``[n]`` int64 tokens of the prepared tree's nodes below ``root``, on the device.
 
-        ``root`` may be ``[1]`` there.
+        ``root`` may be a ``[1]`` tensor there.
         """
         candidates = self.rows[root].view(-1)
         tokens: list[torch.Tensor] = []
@@ -157,11 +157,11 @@ class AdjacencyMatrix:
 
         Args:
             tokens: ``[n]`` int64 ids on the matrix's device; one may occur several times.
-            logits: ``[n, >= vocab]`` what the target gave after each; columns beyond the
-                vocabulary (padding of the model's head) are left out.
-            rule: which occurrence of a repeated token counts. ``last`` and ``first`` go by the
-                order of ``tokens``. ``parallel``: entry j comes from occurrence j modulo their
-                number, one fixed outcome of those the paper's unordered writes can have.
+            logits: ``[n, >= vocab]`` the target's after each token; columns beyond the vocabulary
+                (padding of the model's head) are ignored.
+            rule: the occurrence of a repeated token that counts: the ``last`` or ``first`` of
+                ``tokens``, or with ``parallel`` entry j from occurrence j modulo their number, one
+                of the possible outcomes of the paper's unordered writes.
 
         Raises:
             ConfigurationError: no such rule.
@@ -173,8 +173,8 @@ class AdjacencyMatrix:
             number = UPDATE_RULES.index(rule)
             _overwrite(self.rows.numpy(), tokens.numpy(), candidates.numpy(), number)
             return
-        # Equal tokens lie side by side in `order`, [begin, end) for each; all of them then write
-        # the same candidates, so the order of the writes does not matter.
+        # Equal tokens are adjacent in `order`, at [begin, end); all of them then write the same
+        # candidates, so the order of the writes does not matter.
         grouped, order = torch.sort(tokens, stable=True)
         begin = torch.searchsorted(grouped, grouped)
         end = torch.searchsorted(grouped, grouped, right=True)
@@ -190,7 +190,7 @@ class AdjacencyMatrix:
 
 
 class MatrixGraphs(GraphRecorder):
-    """A matrix's two steps as CUDA graphs, for the tree that it was prepared for.
+    """A matrix's two steps as CUDA graphs, for its prepared tree.
 
     Args:
         n: nodes of the tree.
@@ -206,7 +206,7 @@ class MatrixGraphs(GraphRecorder):
             matrix.update(tokens, logits, rule)
             return ()
 
-        with torch.inference_mode(False):  # they may be written to outside of that mode, too
+        with torch.inference_mode(False):  # they may also be written outside of that mode
             root = torch.zeros(1, dtype=torch.int64, device=device)
             read = torch.zeros(n + 1, dtype=torch.int64, device=device)
             logits = torch.zeros(n + 1, len(matrix.rows), dtype=dtype, device=device)
@@ -216,7 +216,7 @@ class MatrixGraphs(GraphRecorder):
         self._updated = updated if self.record(updated, "the update") else None
 
     def fill(self, root: int) -> torch.Tensor | None:
-        """As `AdjacencyMatrix.fill`; None where no graph does it."""
+        """Run `AdjacencyMatrix.fill`; None without a graph."""
         if self._filled is None:
             return None
         fill(self._filled.buffers[0], np.array([root]))
@@ -224,7 +224,7 @@ class MatrixGraphs(GraphRecorder):
         return self._filled.outputs[0].clone()  # the update's run may overwrite it
 
     def update(self, root: int, drafted: Array | torch.Tensor, logits: torch.Tensor) -> bool:
-        """As `AdjacencyMatrix.update`, of a whole tree; False where no graph does it."""
+        """Run `AdjacencyMatrix.update` for a whole tree; False without a graph."""
         if self._updated is None:
             return False
         read, held = self._updated.buffers

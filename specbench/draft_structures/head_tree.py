@@ -1,4 +1,4 @@
-"""A fixed tree filled with the candidates of a trained head: what Medusa, Hydra, EAGLE-1 share."""
+"""A fixed tree filled with a trained head's candidates: shared by Medusa, Hydra, EAGLE-1."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FixedTreeDrafter(HeadDrafter):
             ``vicuna_13b_stage2``, ``vicuna_33b_stage2``, ``zephyr_stage2``), ``eagle_25``, EAGLE's
             25 in 5, another method's (``template``, ``sam_60``), or a JSON file with each node's
             ranks from the root.
-        levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
-        vocabulary: folder of a draft model whose list of ids is drafted from alone, where the head
-            shares the target's LM head; None drafts from all ids.
+        levels: instead, nodes of each level of a tree, the cheapest by rank; [1, 1, 1] is a chain.
+        vocabulary: folder of a draft model with a list of ids; a head that shares the target's LM
+            head then drafts only these. None drafts from all ids.
     """
 
     tree: str = "medusa_63"
@@ -65,7 +65,7 @@ class FixedTreeDrafter(HeadDrafter):
         self._node_ranks = self._tree.ranks
         layers = self._tree.layers()
         self._n_ranks = [layer.n_ranks for layer in layers]
-        # By level: each node's parent among the nodes read last, its rank, and the nodes to read.
+        # By level: each node's parent among the last nodes read, its rank, and the nodes to read.
         self._plan = [
             tuple(torch.from_numpy(part).to(self._device) for part in (x.above, x.ranks, x.inner))
             for x in layers
@@ -83,7 +83,7 @@ class FixedTreeDrafter(HeadDrafter):
         return self._filled(drafted[: sum(self._tree.level_sizes[:levels])])
 
     def _filled(self, tokens: torch.Tensor) -> DraftTree:
-        """The tree's first nodes with ``tokens [n]``, ids of the target on its device."""
+        """Build the tree's first nodes with ``tokens [n]``, target ids on its device."""
         on_host, n = self._device.type == "cpu", len(tokens)
         return DraftTree(
             tokens.numpy() if on_host else tokens,

@@ -1,7 +1,7 @@
 """Lookahead decoding's window, guesses of the tokens ahead, and its pool of recent n-grams.
 
-The window is a tree: level 0 is a chain below the root (whose place is column 0), and column j of a
-level hangs below column j of the level before. Ancestors and depths are then exactly the
+The window is a tree: level 0 is a chain below the root (in column 0), and column j of a level hangs
+below column j of the level before. Ancestors and depths are then exactly the
 reference's mask and positions. Candidates, if any, are chains below the root and come first.
 """
 
@@ -30,16 +30,16 @@ class LookaheadWindow:
 
     @property
     def full(self) -> bool:
-        """Whether all levels are there; until then no n-gram is complete."""
+        """True if all levels are there; until then no n-gram is complete."""
         return len(self._grid) == self._ngram - 1
 
     @property
     def n_nodes(self) -> int:
-        """The window's own nodes; column 0 of level 0 is the root and none."""
+        """Nodes of the window; column 0 of level 0 is the root and not a node."""
         return self._grid.size - 1
 
     def most_nodes(self, guesses: int) -> int:
-        """Nodes of the largest tree with at most ``guesses`` candidate chains."""
+        """Count the nodes of the largest tree with at most ``guesses`` candidate chains."""
         filling = (
             (filled + 1) * (self._columns + self._ngram - 2 - filled) - 1
             for filled in range(self._ngram - 2)
@@ -50,8 +50,8 @@ class LookaheadWindow:
     def begin(self, tokens: IntArray, seed: int) -> None:
         """Start with one level of tokens drawn from ``tokens``.
 
-        Which ones depends on the seed and on ``tokens``, not on the order of cases. The level is
-        as much wider than W as the fill phase will drop; column 0 is the root's.
+        The draw depends on the seed and on ``tokens``, not on the order of cases. The level is
+        wider than W by the columns that the fill phase will drop; column 0 is the root's.
         """
         random = np.random.default_rng([seed, zlib.crc32(tokens.tobytes())])
         width = self._columns + self._ngram - 2
@@ -60,7 +60,7 @@ class LookaheadWindow:
     def tree(
         self, root: int, guesses: IntArray, lost_bonus: bool = False
     ) -> tuple[IntArray, IntArray, BoolArray]:
-        """The window below ``root``, behind the chains ``guesses [g, N - 1]`` of candidates.
+        """Build the window below ``root``, after the candidate chains ``guesses [g, N - 1]``.
 
         Returns:
             ``tokens [n]``, ``parents [n]`` (-1 is the root) and ``aux [n]``: true for the window,
@@ -79,11 +79,11 @@ class LookaheadWindow:
         """Move on by one column, with the model's tokens as the last level.
 
         Args:
-            next_tokens: ``[n + 1]`` the model's after the root and every node of ``tree``.
+            next_tokens: ``[n + 1]`` the model's tokens after the root and every node of ``tree``.
 
         Returns:
-            ``[W, N]`` the n-grams that this completes, each with the token it follows; none while
-            the window fills.
+            ``[W, N]`` the completed n-grams, each with the token it follows; none while the window
+            fills.
         """
         levels, columns = self._grid.shape
         predicted = next_tokens[-columns:]
@@ -100,16 +100,16 @@ class LookaheadWindow:
 def tree_shape(
     levels: int, columns: int, guesses: int, length: int, lost_bonus: bool
 ) -> tuple[IntArray, BoolArray]:
-    """Geometry of ``guesses`` chains of ``length`` tokens and a window.
+    """Compute the geometry of ``guesses`` chains of ``length`` tokens and a window.
 
-    Column 0 of the window's level 0 is the root and no node.
+    Column 0 of the window's level 0 is the root and not a node.
 
     Returns:
         ``parents [n]`` and ``aux [n]``: the chains, then the window level by level.
     """
     chains = np.arange(guesses * length).reshape(guesses, length) - 1
     chains[:, 0] = -1
-    # Node numbers of the window's places, root included, and what each hangs below.
+    # Node numbers of the window's cells, root included, and their parents.
     nodes = np.arange(levels * columns).reshape(levels, columns) + guesses * length - 1
     nodes[0, 0] = -1
     above = np.concatenate((np.roll(nodes[:1], 1), nodes[:-1]))
@@ -123,12 +123,12 @@ def tree_shape(
 
 @njit(cache=True)
 def insert_grams(grams: Array, counts: Array, new: Array) -> None:
-    """Insert ``new [m, 1 + n]`` (token, then its n-gram) row by row; an n-gram is put last."""
+    """Insert ``new [m, 1 + n]`` (token, then its n-gram) row by row, each n-gram at the end."""
     n = grams.shape[2]
     for row in range(len(new)):
         token = new[row, 0]
         count = counts[token]
-        # An equal one makes room for itself, else the oldest one where the token has no room left.
+        # Replaces an equal n-gram, or the oldest one if the token has no room left.
         slot = 0 if count == grams.shape[1] else count
         for i in range(count):
             same = True
@@ -153,7 +153,7 @@ class NgramPool:
 
     Args:
         n: tokens of an n-gram, without the token it follows.
-        per_token: n-grams kept per token.
+        per_token: n-grams stored per token.
     """
 
     def __init__(self, vocab_size: int, n: int, per_token: int) -> None:
@@ -163,7 +163,7 @@ class NgramPool:
 
     @classmethod
     def compiled(cls, vocab_size: int, n: int, per_token: int) -> NgramPool:
-        """An empty pool whose code is compiled, or loaded, now and not under a clock."""
+        """Make an empty pool and compile, or load, its code now instead of under a clock."""
         pool = cls(vocab_size, n, per_token)
         pool.insert(np.zeros((1, 1 + n), dtype=np.int64))
         pool.clear()
@@ -176,12 +176,12 @@ class NgramPool:
         return int(self._counts.sum())
 
     def after(self, token: int) -> IntArray:
-        """``[m, n]`` n-grams after ``token``, the least recently inserted one first."""
+        """Return ``[m, n]`` n-grams after ``token``, the least recently inserted one first."""
         return self._grams[token, : self._counts[token]].astype(np.int64)
 
     def insert(self, new: IntArray) -> None:
         """Insert ``new [m, 1 + n]``: in each row a token and the n-gram after it, in this order."""
-        # A copy of one layout, so that one compiled version serves columns and views alike.
+        # A copy in one layout, so that one compiled version serves columns and views.
         insert_grams(self._grams, self._counts, np.array(new, dtype=np.int64, order="C"))
 
     def insert_text(self, tokens: IntArray, begin: int, end: int) -> None:
@@ -192,9 +192,9 @@ class NgramPool:
             self.insert(np.lib.stride_tricks.sliding_window_view(text, 1 + self.n))
 
     def replace(self, token: int, grams: IntArray) -> None:
-        """Put ``grams [m, n]`` in the place of the m most recent n-grams after ``token``.
+        """Replace the m most recent n-grams after ``token`` by ``grams [m, n]``.
 
-        They may be equal to each other, or to others of the token.
+        They may equal each other, or other n-grams of the token.
         """
         count = self._counts[token]
         self._grams[token, count - len(grams) : count] = grams

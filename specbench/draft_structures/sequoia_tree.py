@@ -1,11 +1,11 @@
-"""The static tree that gets most tokens accepted, from how often each place was: Sequoia's program.
+"""The static tree with most accepted tokens, from acceptance rates by position: Sequoia's program.
 
 Paper: "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding", arXiv 2402.12374.
 Reference code studied: Infini-AI-Lab/Sequoia at 0ff3ff7 (``tree_search.py``).
 A tree's worth is the sum over its nodes, the root included, of the products of acceptance along
-their paths. As there, a child stands in a tree only beside all elder ones. Where ours differs:
-acceptance may depend on the level too, and the tree's depth and nodes are given.
-Checked: the same in 776 of 776 cases driven beside the authors' program;
+their paths. As there, a tree has a child only together with all elder ones. Where ours differs:
+acceptance may also depend on the level, and the tree's depth and nodes are given.
+Checked: equal to the authors' program in 776 of 776 cases;
 ``tests/draft_structures/test_sequoia_tree.py`` compares it with all trees of small cases.
 """
 
@@ -20,7 +20,7 @@ from specbench.draft_structures.static_tree import RankPath, StaticTree
 
 
 def best_tree(acceptance: FloatArray, n_nodes: int) -> tuple[StaticTree, float]:
-    """The best tree of at most ``n_nodes`` nodes, the root not counted, and its worth.
+    """Find the best tree of at most ``n_nodes`` nodes, without the root, and its worth.
 
     Args:
         acceptance: ``[levels, ranks]`` the share of children accepted, by the depth of the parent
@@ -33,7 +33,7 @@ def best_tree(acceptance: FloatArray, n_nodes: int) -> tuple[StaticTree, float]:
     if min(n_nodes, levels, ranks) < 1:
         raise ValueError("a tree has at least one node, one level and one rank")
     rows = n_nodes + 1
-    # worth[n]: of the best subtree of n + 1 nodes below a node of the present depth, itself in it.
+    # worth[n]: the best subtree of n + 1 nodes at the present depth, its top node included.
     worth = np.full(rows, -np.inf)
     worth[0] = 1.0
     plans: list[list[tuple[FloatArray, IntArray]]] = []  # by level, then by number of children
@@ -44,17 +44,17 @@ def best_tree(acceptance: FloatArray, n_nodes: int) -> tuple[StaticTree, float]:
         possible = np.isfinite(worth)
         for chance in chances:
             gain = np.where(possible, chance * np.where(possible, worth, 0.0), -np.inf)
-            before, found = plan[-1][0], np.full(rows, -np.inf)
+            before, values_at = plan[-1][0], np.full(rows, -np.inf)
             last = np.zeros(rows, dtype=np.int64)  # nodes of the youngest child's subtree
             for n in range(1, rows):
                 # The youngest child has 1 to n of the n nodes below.
                 values = before[:n][::-1] + gain[:n]
                 last[n] = 1 + int(values.argmax())
-                found[n] = values[last[n] - 1]
-            plan.append((found, last))
+                values_at[n] = values[last[n] - 1]
+            plan.append((values_at, last))
         plans.insert(0, plan)
         worth = np.max([value for value, _ in plan], axis=0)
-    # Of equal worth the fewest nodes: a child that is never accepted is worth nothing.
+    # On ties the fewest nodes: a child that is never accepted is worth nothing.
     size = int(worth.argmax())
     paths: list[RankPath] = []
     _collect(plans, 0, size, (), paths)
@@ -81,7 +81,7 @@ def _collect(
 
 
 def worth_of(tree: StaticTree, acceptance: FloatArray) -> float:
-    """Tokens that a step with the tree commits on average: accepted ones and the target's own."""
+    """Return the mean tokens committed by a step with the tree, the target's token included."""
     reached: dict[RankPath, float] = {(): 1.0}
     for path in tree.paths:
         reached[path] = reached[path[:-1]] * acceptance[len(path) - 1, path[-1]]
@@ -91,12 +91,12 @@ def worth_of(tree: StaticTree, acceptance: FloatArray) -> float:
 def count_acceptance(
     tree: StaticTree, steps: Iterable[tuple[int, Sequence[int], bool]]
 ) -> tuple[IntArray, IntArray]:
-    """How often children were accepted, and how often they could have been, by level and rank.
+    """Count how often children were accepted, and could have been, by level and rank.
 
     Args:
-        steps: for each step with the tree its nodes drafted (the first ones of the tree), the ranks
-            of the accepted nodes from the root down, and whether the target's own token follows
-            these: else a stop rule cut them, and nobody knows what would have been accepted next.
+        steps: for each step with the tree its drafted nodes (the first ones of the tree), the ranks
+            of the accepted nodes from the root down, and whether the target's token follows these:
+            otherwise a stop rule cut them, and the next acceptance is unknown.
 
     Returns:
         Two ``[levels, ranks]`` int64 arrays.

@@ -1,4 +1,4 @@
-"""Shapes of static draft trees: which candidate of its parent each node takes.
+"""Shapes of static draft trees: the rank of each node among its parent's candidates.
 
 A node is named by its path of ranks from the root: ``(0, 2)`` is the third candidate of the root's
 first candidate. The shape is fixed before decoding; only the tokens change from step to step.
@@ -26,7 +26,7 @@ from specbench.paths import ASSETS, typed_file
 
 RankPath: TypeAlias = tuple[int, ...]
 
-# What ``method.tree`` calls them, in every method that takes one.
+# Names for ``method.tree``, in every method that has this knob.
 TREES = {
     "template": ASSETS / "token_recycling_tree.json",
     "sam_60": ASSETS / "sam_token_recycling_tree.json",
@@ -37,7 +37,7 @@ TREES = {
     "zephyr_stage2": ASSETS / "medusa_zephyr_tree.json",
     "eagle_25": ASSETS / "eagle_tree.json",
 }
-# Ranks of a file are below 2^31, more than a vocabulary has ids.
+# Ranks in a file are below 2^31, more than a vocabulary has ids.
 _PATHS = TypeAdapter(Annotated[list[list[Annotated[int, Ge(0), Lt(2**31)]]], MinLen(1)])
 
 
@@ -47,7 +47,7 @@ class Layer:
 
     Attributes:
         above: ``[n]`` each node's parent: its number among the nodes above that have children.
-        ranks: ``[n]`` which of its parent's candidates each is.
+        ranks: ``[n]`` each node's rank among its parent's candidates.
         inner: ``[m]`` the nodes that have children.
     """
 
@@ -67,8 +67,8 @@ class StaticTree:
     Attributes:
         paths: ranks from the root to each node.
         parents: ``[n]`` int64, -1 for the root.
-        levels: for each depth two ``[nodes of that depth]`` int64 arrays: the parent's place
-            within its own depth, and the rank among the parent's candidates.
+        levels: for each depth two ``[nodes of that depth]`` int64 arrays: the parent's index
+            within its depth, and the rank among the parent's candidates.
     """
 
     paths: tuple[RankPath, ...]
@@ -77,15 +77,15 @@ class StaticTree:
 
     @staticmethod
     def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
-        """The tree with these nodes, in any order.
+        """Build the tree with these nodes, given in any order.
 
         Raises:
             ValueError: a path is empty or repeated, or its parent is missing.
         """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         node_of: dict[RankPath, int] = {(): -1}
-        place: dict[RankPath, int] = {(): 0}
-        met: Counter[int] = Counter()
+        index: dict[RankPath, int] = {(): 0}  # within its depth
+        counts: Counter[int] = Counter()
         levels: list[tuple[list[int], list[int]]] = []
         for path in ordered:
             if path in node_of:
@@ -95,11 +95,11 @@ class StaticTree:
             depth = len(path)
             if depth > len(levels):
                 levels.append(([], []))
-            levels[-1][0].append(place[path[:-1]])
+            levels[-1][0].append(index[path[:-1]])
             levels[-1][1].append(path[-1])
             node_of[path] = len(node_of) - 1
-            place[path] = met[depth]
-            met[depth] += 1
+            index[path] = counts[depth]
+            counts[depth] += 1
         return StaticTree(
             tuple(ordered),
             np.array([node_of[path[:-1]] for path in ordered], dtype=np.int64),
@@ -126,21 +126,21 @@ class StaticTree:
         return [len(ranks) for _, ranks in self.levels]
 
     def layers(self) -> list[Layer]:
-        found: list[Layer] = []
-        read = np.zeros(1, dtype=np.int64)  # places, in their own depth, of nodes with children
+        layers: list[Layer] = []
+        read = np.zeros(1, dtype=np.int64)  # indices, in their depth, of nodes with children
         for depth, (above, ranks) in enumerate(self.levels, start=1):
             last = depth == len(self.levels)
             inner = above[:0] if last else np.unique(self.levels[depth][0])
-            found.append(Layer(np.searchsorted(read, above), ranks, inner))
+            layers.append(Layer(np.searchsorted(read, above), ranks, inner))
             read = inner
-        return found
+        return layers
 
 
 def load_tree(path: Path) -> StaticTree:
-    """The tree in a JSON file: a list of paths, alone or as ``paths`` in an object.
+    """Read a tree from a JSON file: a list of paths, alone or as ``paths`` in an object.
 
     Raises:
-        ArtifactError: the file is missing, or is no such tree.
+        ArtifactError: the file is missing, or is not such a tree.
     """
     try:
         paths = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -155,30 +155,30 @@ def load_tree(path: Path) -> StaticTree:
 
 
 def tree_files(tree: str) -> tuple[Artifact, ...]:
-    """The user's file that ``method.tree`` names, so that its hash is in the manifest."""
+    """List the user's file in ``method.tree``, so that its hash is in the manifest."""
     file = _tree_file(tree)
     return () if file is None else (Artifact("tree", builder="", command="", path=str(file)),)
 
 
 def _tree_file(tree: str) -> Path | None:
-    """None for a name; the file may be missing."""
+    """Return None for a name; the file may be missing."""
     return typed_file(tree) if tree not in TREES and tree.endswith(".json") else None
 
 
 def tree_of_knobs(
-    tree: str, levels: Sequence[int] | None, own: str, also: Sequence[str] = ()
+    tree: str, levels: Sequence[int] | None, default: str, also: Sequence[str] = ()
 ) -> StaticTree:
-    """The tree of ``method.tree``, or of ``method.levels`` where that is given.
+    """Build the tree of ``method.tree``, or of ``method.levels`` if that is set.
 
     Args:
         tree: one of `TREES`, or a file for `load_tree`.
-        own: what ``tree`` is where nobody sets it.
-        also: other values that the method takes, for the message.
+        default: the method's default for ``tree``.
+        also: other values that the method accepts, for the message.
 
     Raises:
-        ConfigurationError: there is no such tree, or both say what it is.
+        ConfigurationError: there is no such tree, or both are set.
     """
-    if levels is not None and tree != own:
+    if levels is not None and tree != default:
         raise ConfigurationError(
             f"method.tree={tree} and method.levels={levels} are two trees. Type "
             "method.levels=null, or leave out method.tree."
@@ -198,7 +198,7 @@ def require_heads(tree: StaticTree, n_heads: int, where: Path) -> None:
     """Refuse a tree with more levels than the file ``where`` has heads.
 
     Raises:
-        ConfigurationError: says what to type.
+        ConfigurationError: the message has the values to type.
     """
     if len(tree.levels) > n_heads:
         raise ConfigurationError(
@@ -209,21 +209,20 @@ def require_heads(tree: StaticTree, n_heads: int, where: Path) -> None:
 
 
 def most_nodes(k: int, depth: int) -> int:
-    """Nodes of the full tree with k children everywhere."""
+    """Count the nodes of the full tree with k children everywhere."""
     return sum(k**level for level in range(1, depth + 1))
 
 
 def grow_tree(k: int, n_nodes: int, depth: int) -> StaticTree:
-    """The cheapest ``n_nodes`` nodes, the root not counted; low ranks and early levels are cheap.
+    """Build the tree of the cheapest ``n_nodes`` nodes: low ranks and early levels are cheap.
 
     A node of depth d with ranks r costs ``(r_1 + 1) … (r_d + 1) * k ** ((d - 1) / depth)``: a rank
-    is worth what Zipf's law gives it, and the last level is about as dear as the last rank. Every
-    node costs more than its parent, so the cheapest ones form a tree. The branch of first
-    candidates is in it to its full depth, whatever it costs. Ties: smaller depth, then
-    lexicographic order.
+    costs what Zipf's law gives, and the last level about as much as the last rank. The root is not
+    counted. Every node costs more than its parent, so the cheapest ones form a tree. The branch of
+    first candidates is in it to its full depth. Ties: smaller depth, then lexicographic order.
 
     Raises:
-        ValueError: no such tree has that many nodes, or that few.
+        ValueError: no such tree has that many or that few nodes.
     """
     if not depth <= n_nodes <= most_nodes(k, depth):
         raise ValueError(
@@ -250,7 +249,7 @@ def grow_tree(k: int, n_nodes: int, depth: int) -> StaticTree:
 
 
 def tree_of_levels(k: int, sizes: Sequence[int]) -> StaticTree:
-    """The tree with ``sizes[d]`` nodes at depth d + 1, each level's cheapest ones.
+    """Build the tree with ``sizes[d]`` nodes at depth d + 1, each level's cheapest ones.
 
     A node costs ``(r_1 + 1) … (r_d + 1)``; ties go by lexicographic order.
 

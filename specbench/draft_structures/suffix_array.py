@@ -1,14 +1,14 @@
 """Suffix arrays of token texts: the positions of all suffixes, in their lexicographic order.
 
-The sorting is done by pydivsufsort where it is installed (extra ``rest``), else in numpy by prefix
-doubling, which gives the same array in a few times the time. Both leave Python's lock free
-most of the time, so that an array can be built in a thread while a model runs. The compiled
+pydivsufsort sorts them if it is installed (extra ``rest``), otherwise numpy by prefix doubling,
+which gives the same array in a few times the time. Both release Python's lock most of the time, so
+an array can be built in a thread while a model runs. The compiled
 look-ups are below: ranges, SSD's draft, REST's draft tree.
 
 Arguments of these that recur: ``tokens [n]`` int32 with separators (-1) between documents,
 ``suffixes [n]`` int32 its suffix array, ``text`` int64 the committed ids, of which
-``text[:length]`` counts. Matches of a query lie side by side in the suffix array, in the order of
-what follows them, so equal continuations are neighbours and are counted without a hash table.
+``text[:length]`` counts. Matches of a query are adjacent in the suffix array, in the order of
+their continuations, so equal continuations are neighbours and are counted without a hash table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numba import njit
 
 from specbench.arrays import Array
 
-# Between two documents, so that nothing is found across their border; below every id, as the end
-# of a text is below everything.
+# Between two documents, so that no match crosses their border; below every id, as the end of a
+# text is below everything.
 SEPARATOR = -1
 
 
@@ -51,10 +51,10 @@ def build_suffix_array(tokens: Array) -> Array:
 
 
 def sort_by_doubling(tokens: Array) -> Array:
-    """The suffix array by prefix doubling, in numpy alone: O(n log² n), O(n) memory.
+    """Build the suffix array by prefix doubling, in numpy alone: O(n log² n), O(n) memory.
 
     Suffixes that agree on their first k tokens share a rank. Each round orders them by the rank of
-    what follows these k tokens, which doubles k; suffixes that are alone with their rank are done.
+    the suffix after these k tokens, which doubles k; suffixes with a unique rank are done.
     """
     n = len(tokens)
     order = np.argsort(tokens, kind="stable")
@@ -62,33 +62,33 @@ def sort_by_doubling(tokens: Array) -> Array:
     slots = np.arange(n)
     active, ranks = order, _first_of_equals(tokens[order], slots)
     rank[order] = ranks
-    known = 1
+    sorted_tokens = 1  # of each suffix
     while True:
         shared = _shared(ranks)
         slots, active, ranks = slots[shared], active[shared], ranks[shared]
         if not len(active):
             return order.astype(np.int32)
-        behind = active + known
-        inside = behind < n
+        after = active + sorted_tokens
+        inside = after < n
         # The end of the text ranks below everything.
-        following = np.where(inside, rank[np.minimum(behind, n - 1)] + 1, 0)
+        following = np.where(inside, rank[np.minimum(after, n - 1)] + 1, 0)
         key = ranks * (n + 1) + following
         by_key = np.argsort(key, kind="stable")
         active = active[by_key]
         order[slots] = active
         ranks = _first_of_equals(key[by_key], slots)
         rank[active] = ranks
-        known *= 2
+        sorted_tokens *= 2
 
 
 def _first_of_equals(values: Array, slots: Array) -> Array:
-    """For each of some sorted values the slot of the first one equal to it."""
+    """Return, for each sorted value, the slot of the first value equal to it."""
     first = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
     return np.repeat(slots[first], np.diff(first, append=len(values)))
 
 
 def _shared(ranks: Array) -> Array:
-    """Whether each of some sorted ranks occurs more than once."""
+    """Mark sorted ranks that occur more than once."""
     same = ranks[1:] == ranks[:-1]
     shared = np.zeros(len(ranks), dtype=np.bool_)
     shared[1:] = same
@@ -98,12 +98,12 @@ def _shared(ranks: Array) -> Array:
 
 @njit(cache=True)
 def _compare(tokens: Array, position: int, text: Array, start: int, count: int) -> int:
-    """Order of the suffix at ``position``, cut to ``count`` tokens, and the query."""
+    """Compare the suffix at ``position``, cut to ``count`` tokens, with the query."""
     available = min(count, len(tokens) - position)
     for i in range(available):
-        found, wanted = tokens[position + i], text[start + i]
-        if found != wanted:
-            return -1 if found < wanted else 1
+        left, right = tokens[position + i], text[start + i]
+        if left != right:
+            return -1 if left < right else 1
     return 0 if available == count else -1
 
 
@@ -111,9 +111,12 @@ def _compare(tokens: Array, position: int, text: Array, start: int, count: int) 
 def find_range(
     tokens: Array, suffixes: Array, text: Array, start: int, count: int
 ) -> tuple[int, int]:
-    """Where the suffixes that begin with ``text[start : start + count]`` are: ``[first, last)``."""
+    """Find the range ``[first, last)`` of suffixes that begin with the query.
+
+    The query is ``text[start : start + count]``.
+    """
     low, high = 0, len(suffixes)
-    # The second search need not look beyond what the first one saw to be larger.
+    # The second search stops at the first suffix that this one found to be larger.
     above = high
     while low < high:
         middle = (low + high) >> 1
@@ -147,7 +150,7 @@ def _ends(token: int, ends: Array) -> bool:
 
 @njit(cache=True)
 def _usable(tokens: Array, start: int, count: int, ends: Array) -> int:
-    """Tokens of a continuation: up to ``count``, to the document's end, or to an end token."""
+    """Count a continuation's tokens: at most ``count``, to the document's end or an end token."""
     available = min(count, len(tokens) - start)
     for i in range(available):
         token = tokens[start + i]
@@ -159,9 +162,9 @@ def _usable(tokens: Array, start: int, count: int, ends: Array) -> int:
 
 
 @njit(cache=True)
-def _same(tokens: Array, one: int, other: int, count: int) -> bool:
+def _same(tokens: Array, first: int, second: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
-        if tokens[one + i] != tokens[other + i]:
+        if tokens[first + i] != tokens[second + i]:
             return False
     return True
 
@@ -179,30 +182,30 @@ def frequent_continuation(
     ends: Array,
     out: Array,
 ) -> tuple[int, int]:
-    """What most often followed the text's last tokens, for the longest query with any match.
+    """Find the most frequent continuation of the text's last tokens, for the longest match.
 
     Args:
         longest, shortest: tokens of the first and of the last query.
-        count: tokens of a continuation at most.
-        limit: matches looked at; of more, so many evenly spaced over the range.
+        count: most tokens of a continuation.
+        limit: most matches read; of more, this many evenly spaced over the range.
         ends: int64 ids after which a continuation stops.
         out: int64 ``[count]``, written.
 
     Returns:
-        Tokens written (0: nothing was found) and the length of the query that matched. Of equally
-        frequent continuations the one that occurred last in ``tokens`` is taken. A match with
-        nothing behind it counts as none.
+        Tokens written (0: no match) and the length of the query that matched. On ties the
+        continuation that occurred last in ``tokens`` is taken. A match without a continuation
+        does not count.
     """
     for query in range(min(longest, length), shortest - 1, -1):
         first, last = find_range(tokens, suffixes, text, length - query, query)
         total = last - first
         if total == 0:
             continue
-        looked_at = min(total, limit)
+        n_read = min(total, limit)
         best, best_size, best_times = -1, 0, 0
-        group, size, times = -1, 0, 0  # the newest of the present run of equals
-        for i in range(looked_at):
-            start = suffixes[first + (i * total) // looked_at] + query
+        group, size, times = -1, 0, 0  # the newest of the current run of equals
+        for i in range(n_read):
+            start = suffixes[first + (i * total) // n_read] + query
             usable = _usable(tokens, start, count, ends)
             if usable == 0:
                 continue
@@ -225,13 +228,13 @@ def _gather(
     tokens: Array, suffixes: Array, first: int, last: int, skip: int, limit: int, even: bool,
     rows: Array, sizes: Array, done: int,
 ) -> int:  # fmt: skip
-    """Copy the continuations of a range behind the ``done`` rows there are; how many there are."""
+    """Copy the continuations of a range after the first ``done`` rows; return the row count."""
     total = last - first
     taken = min(total, limit)
     width = rows.shape[1]
     for i in range(taken):
-        place = (i * total) // taken if even else i
-        start = suffixes[first + place] + skip
+        offset = (i * total) // taken if even else i
+        start = suffixes[first + offset] + skip
         size = min(width, len(tokens) - start)
         for j in range(size):
             token = tokens[start + j]
@@ -245,27 +248,27 @@ def _gather(
 
 
 @njit(cache=True)
-def _agreement(rows: Array, sizes: Array, one: int, other: int) -> int:
-    count = min(sizes[one], sizes[other])
+def _agreement(rows: Array, sizes: Array, first: int, second: int) -> int:
+    count = min(sizes[first], sizes[second])
     for i in range(count):
-        if rows[one, i] != rows[other, i]:
+        if rows[first, i] != rows[second, i]:
             return i
     return count
 
 
 @njit(cache=True)
 def _merge(rows: Array, sizes: Array, order: Array, begin: int, middle: int, end: int) -> None:
-    """Merge two sorted stretches of ``order``: of equals, the first stretch's come first."""
+    """Merge two sorted stretches of ``order``; on ties the first stretch comes first."""
     merged = np.empty(end - begin, dtype=order.dtype)
     left, right = begin, middle
     for k in range(end - begin):
         if left < middle and right < end:
-            one, other = order[left], order[right]
-            same = _agreement(rows, sizes, one, other)
-            if same == sizes[one] or same == sizes[other]:
-                take_left = sizes[one] <= sizes[other]
+            a, b = order[left], order[right]
+            same = _agreement(rows, sizes, a, b)
+            if same == sizes[a] or same == sizes[b]:
+                take_left = sizes[a] <= sizes[b]
             else:
-                take_left = rows[one, same] <= rows[other, same]
+                take_left = rows[a, same] <= rows[b, same]
         else:
             take_left = left < middle
         if take_left:
@@ -278,17 +281,17 @@ def _merge(rows: Array, sizes: Array, order: Array, begin: int, middle: int, end
 
 
 @njit(cache=True)
-def _rank_prefixes(rows: Array, sizes: Array, order: Array, kept: Array) -> int:
-    """The most frequent prefixes of sorted continuations.
+def _rank_prefixes(rows: Array, sizes: Array, order: Array, prefixes: Array) -> int:
+    """Rank the most frequent prefixes of sorted continuations.
 
-    More frequent ones come first, of equals shorter ones, of equals those that sort first; so a
-    prefix comes after its own prefixes.
+    More frequent ones come first, on ties shorter ones, then those that sort first; so a prefix
+    comes after its own prefixes.
 
     Args:
         rows: ``[>= m, width]`` continuations.
         sizes: ``[>= m]`` tokens of each.
         order: ``[m]`` rows in lexicographic order.
-        kept: ``[k, 3]`` int64, written: rank key, place in ``order`` of the first continuation
+        prefixes: ``[k, 3]`` int64, written: rank key, index in ``order`` of the first continuation
             with the prefix, tokens of the prefix.
 
     Returns:
@@ -296,45 +299,45 @@ def _rank_prefixes(rows: Array, sizes: Array, order: Array, kept: Array) -> int:
     """
     count, width = len(order), rows.shape[1]
     opened = np.zeros(width + 1, dtype=np.int64)
-    n_kept, depth = 0, 0
+    n_prefixes, depth = 0, 0
     for i in range(count + 1):
         same = 0
         if 0 < i < count:
             same = _agreement(rows, sizes, order[i - 1], order[i])
-        # Prefixes longer than what the neighbours share end here.
+        # Prefixes longer than the part shared by the neighbours end here.
         for d in range(depth, same, -1):
             times = i - opened[d]
             key = (times * (width + 1) + (width - d)) * count + (count - 1 - opened[d])
-            if n_kept == len(kept):
-                if key < kept[n_kept - 1, 0]:
+            if n_prefixes == len(prefixes):
+                if key < prefixes[n_prefixes - 1, 0]:
                     continue
-                at = n_kept - 1
+                at = n_prefixes - 1
             else:
-                at = n_kept
-                n_kept += 1
-            while at > 0 and kept[at - 1, 0] < key:
-                kept[at] = kept[at - 1]
+                at = n_prefixes
+                n_prefixes += 1
+            while at > 0 and prefixes[at - 1, 0] < key:
+                prefixes[at] = prefixes[at - 1]
                 at -= 1
-            kept[at, 0], kept[at, 1], kept[at, 2] = key, opened[d], d
+            prefixes[at, 0], prefixes[at, 1], prefixes[at, 2] = key, opened[d], d
         if i < count:
             depth = sizes[order[i]]
             for d in range(same + 1, depth + 1):
                 opened[d] = i
-    return n_kept
+    return n_prefixes
 
 
 @njit(cache=True)
-def _cut(rows: Array, order: Array, kept: Array, n_kept: int, choices: int) -> int:
+def _cut(rows: Array, order: Array, prefixes: Array, n_prefixes: int, choices: int) -> int:
     """REST's ``cut_to_choices``: drop prefixes with most distinct tokens until the sum fits.
 
-    The sum counts the distinct tokens of every prefix, shared ones again and again. Of prefixes
-    with equally many the last in rank goes first. Returns how many are left.
+    The sum counts the distinct tokens of every prefix, shared ones repeatedly. On ties the last in
+    rank is dropped first. Returns how many are left.
     """
-    distinct = np.zeros(n_kept, dtype=np.int64)
+    distinct = np.zeros(n_prefixes, dtype=np.int64)
     total = 0
-    for i in range(n_kept):
-        row = rows[order[kept[i, 1]]]
-        for j in range(kept[i, 2]):
+    for i in range(n_prefixes):
+        row = rows[order[prefixes[i, 1]]]
+        for j in range(prefixes[i, 2]):
             new = True
             for earlier in range(j):
                 if row[earlier] == row[j]:
@@ -343,16 +346,16 @@ def _cut(rows: Array, order: Array, kept: Array, n_kept: int, choices: int) -> i
             distinct[i] += new
         total += distinct[i]
     for most in range(rows.shape[1], 0, -1):
-        for i in range(n_kept - 1, -1, -1):
+        for i in range(n_prefixes - 1, -1, -1):
             if total <= choices:
                 break
             if distinct[i] == most:
                 total -= most
                 distinct[i] = 0
     left = 0
-    for i in range(n_kept):
+    for i in range(n_prefixes):
         if distinct[i] > 0:
-            kept[left] = kept[i]
+            prefixes[left] = prefixes[i]
             left += 1
     return left
 
@@ -363,23 +366,23 @@ def retrieve_tree(
     shortest: int, limit: int, even: bool, choices: int, cut: bool, rows: Array, sizes: Array,
     out_tokens: Array, out_parents: Array,
 ) -> tuple[int, int]:  # fmt: skip
-    """REST's draft tree for the longest span of the text's last tokens that occurs anywhere.
+    """Build REST's draft tree for the longest span of the text's last tokens that occurs anywhere.
 
     Args:
         tokens: the chunks' texts one after the other.
         suffixes: the chunks' suffix arrays one after the other, positions within the chunk.
         offsets: ``[chunks + 1]`` where each chunk begins.
         longest, shortest: tokens of the first and of the last span tried.
-        limit: continuations taken from a chunk at most.
-        even: of more, take so many evenly spaced; False takes the first in lexicographic order.
-        choices: prefixes kept, and the bound of the cut.
+        limit: most continuations taken from a chunk.
+        even: of more, take this many evenly spaced; False takes the first in lexicographic order.
+        choices: most prefixes, and the bound of the cut.
         cut: apply the reference's cut.
         rows: int32 ``[chunks * limit, width]`` scratch; a continuation has ``width`` tokens.
         sizes: int64 ``[chunks * limit]`` scratch.
         out_tokens, out_parents: int64 ``[choices]``, written: nodes by depth, within one by rank.
 
     Returns:
-        Nodes written and the span that matched (0: none did).
+        Nodes written and the span that matched (0: none).
     """
     n_chunks = len(offsets) - 1
     borders = np.zeros(n_chunks + 1, dtype=np.int64)
@@ -405,23 +408,23 @@ def retrieve_tree(
     order = np.arange(count)
     for c in range(1, n_chunks):
         _merge(rows, sizes, order, 0, borders[c], borders[c + 1])
-    kept = np.empty((choices, 3), dtype=np.int64)
-    n_kept = _rank_prefixes(rows, sizes, order, kept)
+    prefixes = np.empty((choices, 3), dtype=np.int64)
+    n_prefixes = _rank_prefixes(rows, sizes, order, prefixes)
     if cut:
-        n_kept = _cut(rows, order, kept, n_kept, choices)
-    placed = np.empty(n_kept, dtype=np.int64)
+        n_prefixes = _cut(rows, order, prefixes, n_prefixes, choices)
+    placed = np.empty(n_prefixes, dtype=np.int64)
     n, level_begin, level_end = 0, 0, 0
     for depth in range(1, rows.shape[1] + 1):
-        for i in range(n_kept):
-            if kept[i, 2] != depth:
+        for i in range(n_prefixes):
+            if prefixes[i, 2] != depth:
                 continue
-            # The parent begins with the nearest place at or before the child's own.
+            # The parent has the nearest index at or before the child's.
             parent, nearest = -1, -1
             for above in range(level_begin, level_end):
-                place = kept[placed[above], 1]
-                if nearest < place <= kept[i, 1]:
-                    parent, nearest = above, place
-            out_tokens[n] = rows[order[kept[i, 1]], depth - 1]
+                index = prefixes[placed[above], 1]
+                if nearest < index <= prefixes[i, 1]:
+                    parent, nearest = above, index
+            out_tokens[n] = rows[order[prefixes[i, 1]], depth - 1]
             out_parents[n] = parent
             placed[n] = i
             n += 1

@@ -3,10 +3,10 @@
     vllm serve MODEL --speculative-config '{"method": "custom_class",
         "model": "specbench.integrations.vllm.pld", "num_speculative_tokens": 10}'
 
-The last word names the method; its knobs stand in ``--additional-config '{"specbench": {…}}'``.
-vLLM gives a drafter the sampled ids of each row of its batch and the rows' token ids, and no
-request ids. Rows move when others end, and a preempted request comes back later in any of them: a
-row belongs to the sequence that it continues. A row that continues none is a new sequence.
+The last part names the method; its knobs are in ``--additional-config '{"specbench": {…}}'``.
+vLLM gives a drafter the sampled ids of each row of its batch and the rows' token ids, but no
+request ids. Rows move when others end, and a preempted request returns later in any row. So a row
+belongs to the sequence whose tokens it continues; a row that continues none is a new sequence.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from specbench.decoding.turn import StopRules
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.models.loading import tokenizer_hash
 
-KNOBS = "specbench"  # of vLLM's ``additional_config``
+KNOBS = "specbench"  # key in vLLM's ``additional_config``
 _INTERFACE = "vllm.v1.spec_decode.custom_class_proposer"
 _FACTORY = "create_custom_proposer"  # earlier drafts of the interface had none
-_VERSION = "0.32"  # whose source this was written from and driven with
+_VERSION = "0.32"  # the version that this was written from and tested with
 _log = logging.getLogger(__name__)
 
 # vLLM's configuration: its class cannot be imported where vLLM is not installed.
@@ -42,7 +42,7 @@ VllmConfig: TypeAlias = Any
 
 
 class _Sequence:
-    """One request's tokens, its drafter, and the draft that vLLM was given last."""
+    """One request's tokens, its drafter, and the last draft given to vLLM."""
 
     def __init__(self, drafter: Drafter, state: DecodeState) -> None:
         self.drafter, self.state = drafter, state
@@ -61,14 +61,14 @@ class _Sequence:
             tree=self.tree,
             path=self.chain[:n_accepted],
             committed=committed.astype(np.int64),
-            next_tokens=None,  # vLLM says none of rejected rows
+            next_tokens=None,  # vLLM gives none of rejected rows
             finished=finished,
         )
         self.drafter.observe(self.state, outcome)
 
 
 class VllmDrafter:
-    """vLLM's interface around one of our methods.
+    """vLLM's drafter interface around one of our methods.
 
     Args:
         config: vLLM's.
@@ -93,12 +93,12 @@ class VllmDrafter:
         self._longest_draft = int(config.speculative_config.num_speculative_tokens)
         self._max_len = int(config.model_config.max_model_len)
         self._context = _context(self._drafter, config.model_config)
-        # As many again as can run may wait, preempted or not scheduled; others are forgotten.
+        # As many may wait, preempted or not scheduled, as can run; older ones are dropped.
         self._max_sequences = 2 * int(config.scheduler_config.max_num_seqs)
         self._rules = StopRules(self._context.eos_ids)
-        self._sequences: dict[_Sequence, None] = {}  # a set; the last one seen is the last one
+        self._sequences: dict[_Sequence, None] = {}  # an ordered set, the last one seen at its end
         self._rows: list[_Sequence | None] = []  # of the last call
-        self._idle = [self._new_drafter()]  # compiles here and not behind a request
+        self._idle = [self._new_drafter()]  # compiles now instead of during a request
         self._warned = False
 
     def load_model(self, *_: object, **__: object) -> None:
@@ -111,14 +111,14 @@ class VllmDrafter:
         token_ids_cpu: Any,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Draft a chain for each row, empty where there is nothing to draft.
+        """Draft a chain for each row, empty if there is nothing to draft.
 
         Args:
-            sampled_token_ids: what the last pass of each row committed; none while its prompt is
+            sampled_token_ids: tokens committed by each row's last pass; none while its prompt is
                 still being read.
             num_tokens_no_spec: ``[rows]`` tokens of each row, these included.
-            token_ids_cpu: ``[rows, longest]`` their ids; behind them stand old drafts.
-            slot_mappings: not looked at.
+            token_ids_cpu: ``[rows, longest]`` their ids; old drafts follow them.
+            slot_mappings: unused.
         """
         ids = np.asarray(token_ids_cpu)
         drafts: list[list[int]] = []
@@ -134,13 +134,13 @@ class VllmDrafter:
             drafts.append(self._draft(sequence) if sequence else [])
         self._rows = rows
         waiting = [sequence for sequence in self._sequences if sequence not in taken]
-        n_forgotten = len(self._sequences) - self._max_sequences
-        for sequence in waiting[: max(n_forgotten, 0)]:  # what comes back all the same is new
+        n_dropped = len(self._sequences) - self._max_sequences
+        for sequence in waiting[: max(n_dropped, 0)]:  # one that returns later is a new sequence
             self._end(sequence)
         return drafts
 
     def _find(self, row: int, ids: IntArray, taken: set[_Sequence]) -> _Sequence | None:
-        """The sequence that a row continues: most often the one of that row at the last call."""
+        """Find the sequence that a row continues: usually that row's at the last call."""
         last = [sequence for sequence in self._rows[row : row + 1] if sequence]
         for sequence in (*last, *reversed(self._sequences)):
             if sequence in self._sequences and sequence not in taken and sequence.equals(ids):
@@ -150,7 +150,7 @@ class VllmDrafter:
     def _advance(
         self, sequence: _Sequence | None, tokens: IntArray, n_sampled: int
     ) -> _Sequence | None:
-        """Show a drafter the last tokens of a sequence; None where it ended."""
+        """Show a drafter the last tokens of a sequence; None if it ended."""
         sampled = tokens[-n_sampled:]
         committed = self._rules.cut(sampled)
         finished = int(committed[-1]) in self._context.eos_ids
@@ -159,7 +159,7 @@ class VllmDrafter:
             del self._sequences[sequence]
             sequence.observe(committed, n_accepted, finished)
         else:
-            if sequence:  # what vLLM verified was not what was drafted
+            if sequence:  # vLLM verified something other than the draft
                 self._end(sequence)
             sequence = self._begin(tokens[: len(tokens) - n_sampled + len(committed)])
         self._sequences[sequence] = None
@@ -197,16 +197,16 @@ class VllmDrafter:
         self._idle.append(sequence.drafter)
 
     def _new_drafter(self) -> Drafter:
-        drafter = copy.deepcopy(self._drafter)  # before its setup a drafter is its knobs
+        drafter = copy.deepcopy(self._drafter)  # before setup a drafter holds only its knobs
         drafter.setup(self._context)
         return drafter
 
 
 def best_chain(tree: DraftTree) -> IntArray:
-    """Choose ``[k]`` nodes of the chain that a tree is verified by where only chains can be.
+    """Choose ``[k]`` nodes of a tree as the chain to verify where only chains are possible.
 
-    Where the drafter says how likely its nodes are, the path that most tokens are expected of; else
-    every node's first child.
+    With ``path_probs`` it is the path with most expected tokens, otherwise every node's first
+    child.
     """
     n = len(tree)
     probs = tree.path_probs
@@ -217,7 +217,7 @@ def best_chain(tree: DraftTree) -> IntArray:
             continue
         worth[node] += worth[child[node + 1]] if child[node + 1] >= 0 else 0.0
         before = child[tree.parents[node] + 1]
-        # Of equals the first, which is looked at last.
+        # On ties the first, which is visited last.
         if before < 0 or probs is None or worth[node] >= worth[before]:
             child[tree.parents[node] + 1] = node
     path, node = [], child[0]

@@ -1,8 +1,8 @@
-"""What a target pass costs on a machine: measured once, then predicted for any draft.
+"""The verification cost of a machine: pass times measured once, then predicted for any draft.
 
 A surface holds raw times of passes over grids. Their medians are made monotone: a pass with more
 rows or more cached tokens is never predicted to be cheaper. Predictions are linear between grid
-points and go on with the last slope beyond them. Free of torch: replay reads surfaces on machines
+points and keep the last slope beyond them. Free of torch: replay reads surfaces on machines
 that have neither the model nor its GPU.
 """
 
@@ -31,8 +31,8 @@ VERSION = 1
 GRIDS = ("prefill", "tree", "batch", "texts")
 FREE = 0.10  # a draft is free while its pass costs at most this much more than the 1-row pass
 
-_SWEEPS = 100  # of Dykstra's projections; a few suffice
-_SETTLED = 1e-9  # change in a sweep at which they stop
+_SWEEPS = 100  # most sweeps of Dykstra's projections; a few suffice
+_SETTLED = 1e-9  # change in a sweep below which they stop
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Grid:
             raise ValueError("an axis is not ascending")
         if not np.isfinite(self.samples).all() or (self.samples <= 0).any():
             raise ValueError("a time is not a positive number")
-        # In logarithms, so that a percent counts the same in a short pass and in a long one.
+        # In logarithms, so that a percent counts the same for short and long passes.
         medians = np.median(self.samples, axis=-1)
         object.__setattr__(self, "fitted", np.exp(monotone_fit(np.log(medians))))
         deviations = np.abs(self.samples / medians[..., None] - 1.0)
@@ -79,7 +79,7 @@ class Grid:
             axes, self.fitted.squeeze(), bounds_error=False, fill_value=None
         )
         seconds = grid(points[:, varied])
-        # Going on below the smallest value must not end in a pass that takes no time.
+        # Extrapolation below the smallest value must not predict a pass that takes no time.
         bounded: FloatArray = np.maximum(seconds, self.fitted.min() / 2)
         return bounded
 
@@ -110,7 +110,7 @@ class CostSurface:
         tree: seconds over ``rows`` (root and draft nodes) and ``context`` (cached tokens).
         batch: seconds over ``k``, ``w`` and ``context``: k rows of w + 1 tokens, as in N-Grammys'
             Figure 1 (arXiv 2411.03786).
-        texts: seconds over ``texts`` read at once, ``rows`` of each and ``context``.
+        texts: seconds over ``texts`` (sequences of a batch), ``rows`` of each and ``context``.
     """
 
     model: Mapping[str, Any]
@@ -129,7 +129,7 @@ class CostSurface:
         return seconds
 
     def batch_passes(self) -> Grid:
-        """Give the grid of the batch layout's passes (NeedsNotMet without one)."""
+        """Return the grid of the batch layout's passes (NeedsNotMet without one)."""
         if self.batch is None:
             raise NeedsNotMet(
                 f"the surface of {self.model.get('name')} has no batch passes, and a method of "
@@ -138,17 +138,17 @@ class CostSurface:
             )
         return self.batch
 
-    def joint_pass_s(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> FloatArray:
-        """Predict passes over ``rows`` of so many texts together, behind ``context`` each."""
+    def joint_pass_s(self, sizes: FloatArray, rows: FloatArray, context: FloatArray) -> FloatArray:
+        """Predict passes over ``rows`` in all of ``sizes`` sequences, after ``context`` each."""
         seconds = self.tree.predict(rows, context)
-        several = texts > 1
+        several = sizes > 1
         if several.any():
             if self.texts is None:
                 raise ConfigurationError(
                     f"the surface of {self.model.get('name')} has no passes of several texts. "
                     "Measure one: python run.py runner=cost"
                 )
-            points = (texts[several], (rows / texts)[several], context[several])
+            points = (sizes[several], (rows / sizes)[several], context[several])
             seconds[several] = self.texts.predict(*points)
         return seconds
 
@@ -160,7 +160,7 @@ class CostSurface:
 
     @functools.cached_property
     def stated_error(self) -> tuple[float, str]:
-        """The error of predicted speedups, and a sentence: see `prediction_error`."""
+        """The error of predicted speedups, and a sentence on it: see `prediction_error`."""
         return stated_error(self.model, self.machine, self.tree.error)
 
     def prefill_s(self, n_prompt: int) -> float:
@@ -173,7 +173,7 @@ class CostSurface:
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
 
     def row_times(self, context: int = 256) -> RowTimes:
-        """Predict a pass by its rows, behind about ``context`` tokens."""
+        """Predict a pass by its rows, after about ``context`` tokens."""
         nearest = min(self.tree.axes["context"], key=lambda tokens: abs(tokens - context))
         rows = np.array([n for n in ROWS if n <= self.tree.axes["rows"][-1]], np.float64)
         predicted = self.tree.predict(rows, np.full(len(rows), float(nearest)))
@@ -207,7 +207,7 @@ class CostSurface:
             return CostSurface(**fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
-                f"{path} is damaged or no cost surface of version {VERSION} ({error}). "
+                f"{path} is damaged or not a cost surface of version {VERSION} ({error}). "
                 "Measure one: python run.py runner=cost"
             ) from error
 

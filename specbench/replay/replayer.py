@@ -1,9 +1,9 @@
 """Drafters replayed on recorded outputs by the engine's own loop: steps, predicted times.
 
 Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
-verified against the recorded output. For drafters of tokens alone every step is exactly the live
-run's. Heads also read the hidden states of committed tokens, which were recorded along plain
-decoding: the same up to rounding.
+verified against the recorded output. Drafters that read only tokens take exactly the live run's
+steps. Heads also read the hidden states of committed tokens, which were recorded during plain
+decoding and are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from specbench.models.stored_target import StoredTarget
 
 
-EXACT, ROUNDED = "exact", "exact up to rounding"  # of drafters of tokens, of heads
-_BEYOND = 64  # ids after the output's end, for drafts that reach further
-# Phases that a replay takes itself; a surface's passes contain the verdict and the cache's work.
+EXACT, ROUNDED = "exact", "exact up to rounding"  # replays of token drafters, of heads
+_BEYOND = 64  # ids after the output's end, for drafts beyond it
+# Phases timed in the replay; a surface's passes include verification and cache work.
 _MEASURED = ("setup", "draft", "observe", "other")
 
 
 @dataclass(slots=True)
 class RecordedScores:
-    """The recorded token at each row's depth, which is right wherever the row's path is."""
+    """The recorded token at each row's depth, correct for every row on the recorded path."""
 
     choices: IntArray  # [n + 1]
     vocab_size: int
@@ -72,8 +72,8 @@ class RecordedTarget:
 
     Attributes:
         passes: ``(k, width, context)`` of each pass since ``load``: k = 1 and the rows of a tree
-            (root included), or k rows of the given width in the batch layout; and the tokens that
-            were cached before it.
+            (root included), or k rows of the given width in the batch layout; and the tokens cached
+            before it.
     """
 
     device = torch.device("cpu")
@@ -103,7 +103,9 @@ class RecordedTarget:
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
         self._n_prompt = len(prompt)
-        hidden = {layer: rows[: len(prompt)] for layer, rows in self._of(hidden_layers).items()}
+        hidden = {
+            layer: rows[: len(prompt)] for layer, rows in self._select_layers(hidden_layers).items()
+        }
         return RecordedScores(self._output[:1], self._vocab_size, ROOT_ALONE, hidden)
 
     def forward(
@@ -115,8 +117,8 @@ class RecordedTarget:
         self.passes.append((k, width, self._n_prompt + self._done))
         depths = self._geometry.depths[: n + 1]
         hidden: dict[int, torch.Tensor] = {}
-        for layer, recorded in self._of(hidden_layers).items():
-            # Only rejected nodes reach beyond the last state.
+        for layer, recorded in self._select_layers(hidden_layers).items():
+            # Only rejected nodes are beyond the last state.
             rows = np.minimum(self._n_prompt + self._done + depths, len(recorded) - 1)
             hidden[layer] = recorded[to_device(rows, recorded.device)]
         choices = self._output[self._done + 1 + depths]
@@ -128,7 +130,7 @@ class RecordedTarget:
     def free_rows(self) -> int:
         return self._max_nodes
 
-    def _of(self, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    def _select_layers(self, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
         if any(layer not in self._states for layer in layers):
             raise CaseFailed(
                 "no_model",
@@ -140,9 +142,9 @@ class RecordedTarget:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """The steps of a replayed turn; times are a surface's, those of drafting measured.
+    """The steps of a replayed turn; pass times are a surface's, drafting times are measured.
 
-    ``covered``: share of the passes that lie inside the surface's grid.
+    ``covered``: share of the passes inside the surface's grid.
     """
 
     decoded: DecodeResult
@@ -156,7 +158,7 @@ class ReplayedTurn:
 class Replayer:
     """Prepares drafters for recorded outputs and replays them; without a surface, steps only.
 
-    ``model``: the configuration's node, for files that must be built in ``cache_dir``.
+    ``model``: the configuration's node, for files to build in ``cache_dir``.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class Replayer:
         Raises:
             NeedsNotMet: it needs the model, a file that cannot be built here, or hidden states that
                 were not recorded.
-            WeightsNotFound: a head reads the target's embedding, which is not to be had.
+            WeightsNotFound: a head reads the target's embedding, and the weights are missing.
         """
         kind = replay_kind(drafter, self._traces)
         needs, recorded = drafter.needs, self._traces.model
@@ -216,13 +218,13 @@ class Replayer:
                 head_cache=self._head_cache,
             )
         )
-        if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
+        if kind == ROUNDED:  # after `setup`: a head's configuration may name the states it reads
             _check_layers(drafter, self._traces)
         return drafter
 
     @functools.cached_property
     def _stored_target(self) -> StoredTarget:
-        """The target's embedding and LM head, of the very weights that were recorded."""
+        """The target's embedding and LM head, from the recorded run's weights."""
         from specbench.models.stored_target import StoredTarget
 
         recorded, engine = self._traces.model, self._traces.config.get("engine", {})
@@ -241,7 +243,7 @@ class Replayer:
         )
 
     def _states_of(self, turn: RecordedTurn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
-        """A turn's hidden states by layer; labels that follow each other share what was read."""
+        """Read a turn's hidden states by layer, once for labels that follow each other."""
         if not layers or turn.states is None:
             return {}
         stored = self._stored_target
@@ -271,7 +273,7 @@ class Replayer:
         Args:
             empty: reset the drafter first; the time counts as its setup.
             seed: None takes the recorded one.
-            seen: the text of the case's turn before, where the drafter has not forgotten it.
+            seen: tokens of the case's previous turn, if the drafter has not forgotten them.
         """
         start = time.perf_counter()
         if empty:
@@ -279,7 +281,7 @@ class Replayer:
         reset_s = time.perf_counter() - start
         hidden = self._states_of(turn, drafter.needs.hidden_layers)
         self._target.load(turn.output_ids, hidden)
-        if self._surface is None:  # with one, the drafter's own time is measured
+        if self._surface is None:  # with one, the drafter's time is measured
             for head in heads_of(drafter):
                 head.foresee(len(turn.prompt_ids), hidden)
         if drafter.needs.reference:
@@ -314,7 +316,7 @@ class Replayer:
         )
 
     def replay_turns(self, drafter: Drafter, turns: Iterable[RecordedTurn]) -> list[ReplayedTurn]:
-        """Replay turns in their order, keeping the drafter's state as its scope says."""
+        """Replay turns in order, keeping the drafter's state according to its scope."""
         drafter.reset()
         replayed: list[ReplayedTurn] = []
         last: RecordedTurn | None = None
@@ -331,7 +333,7 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     """Tell whether a replay is ``exact`` or ``exact up to rounding``.
 
     Raises:
-        NeedsNotMet: the drafter needs the model; says what to do.
+        NeedsNotMet: the drafter needs the model; the message has a remedy.
     """
     if drafter.needs.clock:
         raise NeedsNotMet(
@@ -353,14 +355,14 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
 
 
 def _kind(drafter: Drafter) -> str | None:
-    """None where committed tokens, their states and the reference output do not suffice."""
+    """Return None if committed tokens, their states and the reference output do not suffice."""
     needs = drafter.needs
     if isinstance(drafter, Composite):
         kinds = {_kind(part) for part in drafter.parts}
         return None if None in kinds else ROUNDED if ROUNDED in kinds else EXACT
     if not needs.hidden_layers and (needs.tokens_only or needs.reference):
         return EXACT
-    # A head that reads rejected nodes, or logits, reads what was not recorded.
+    # Rejected nodes' states and logits are not recorded.
     more = needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
     return ROUNDED if isinstance(drafter, HeadDrafter) and not more else None
 

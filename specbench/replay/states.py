@@ -1,8 +1,8 @@
 """Hidden states of recorded turns: a file for each turn, in the folder ``states`` of a run.
 
-They are kept in the target's own type (bfloat16, which numpy lacks, as float32): a head that reads
-them computes what it would have computed beside the model, up to the rounding of passes of other
-shapes. Torch is imported where it is needed: traces are read without it.
+They are stored in the target's type (bfloat16, which numpy lacks, as float32), so a head computes
+from them what it would compute live, up to the rounding of passes of other shapes. Torch is
+imported only where needed: traces are read without it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def path_of(run: Path, stream_index: int, turn: int) -> Path:
 
 
 def index_of(layer: int, n_layers: int) -> int:
-    """Count from 0 what ``Needs.hidden_layers`` may count from the end."""
+    """Convert a number of ``Needs.hidden_layers``, which may count from the end, to 0 or more."""
     return layer % (n_layers + 1)
 
 
@@ -56,11 +56,11 @@ def states_along(
 
     def keep(scores: Scores) -> None:
         for layer, rows in (scores.hidden or {}).items():
-            passes[layer].append(rows.clone())  # a captured pass writes over the one before
+            passes[layer].append(rows.clone())  # a captured pass overwrites the one before
 
     with torch.inference_mode():
         keep(target.prefill(prompt, hidden_layers=layers))
-        chunk = target.max_nodes + 1  # a token a pass where ar alone is run
+        chunk = target.max_nodes + 1  # one token per pass if only ar is run
         text = output[:-1]
         for tokens in (text[start : start + chunk] for start in range(0, len(text), chunk)):
             tree = DraftTree.chain(tokens[1:])
@@ -114,7 +114,7 @@ def recorded_layers(path: Path) -> tuple[int, frozenset[int]]:
 def read_states(
     path: Path, prompt: IntArray, output: IntArray, dtype: torch.dtype, device: torch.device
 ) -> dict[int, torch.Tensor]:
-    """Read what `write_states` was given for a turn, by number from 0.
+    """Read a turn's states from `write_states`, by number from 0.
 
     Raises:
         ArtifactError: the file is damaged, or of another text.

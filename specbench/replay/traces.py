@@ -1,4 +1,4 @@
-"""Recorded greedy outputs of a run folder: what replay reads. Free of torch."""
+"""Recorded greedy outputs of a run folder, the input of a replay. Free of torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RecordedTurn:
 
 
 class RecordedModel(TypedDict, total=False):
-    """The manifest's part about the target that moves tokens; packing and threads do not."""
+    """The manifest's facts of the target that affect tokens; packing and threads do not."""
 
     id: str | None
     revision: str | None
@@ -149,7 +149,7 @@ def load_traces(path: Path | str) -> Traces:
     """Read a run folder; the last ones read are kept in memory.
 
     Raises:
-        ConfigurationError: it is none, recorded with sampling, or nothing in it can be replayed.
+        ConfigurationError: not a run folder, recorded with sampling, or without a replayable turn.
         RecordError: a damaged file.
     """
     path = Path(path)
