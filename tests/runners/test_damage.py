@@ -35,7 +35,7 @@ RAW = {'"HALF"': '"\\ud800"', '"DEEP"': "[" * 100_000 + "]" * 100_000, '"DIGITS"
 
 
 @pytest.fixture(scope="module")
-def typed(small):
+def overrides(small):
     return [*small, "dataset.limit=2", "measure.rerun_share=1"]
 
 

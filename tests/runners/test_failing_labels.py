@@ -20,7 +20,7 @@ BATCHED = "batch.size=2"
 
 
 @pytest.fixture
-def typed(small, tmp_path):
+def args(small, tmp_path):
     return [
         *small,
         "compare=[suffix_decoding]",
@@ -59,10 +59,10 @@ def read_results(folder):
 @pytest.mark.slow  # over a second
 @pytest.mark.parametrize("extra", [[], [BATCHED]], ids=str)
 def test_who_fails_its_warm_up_is_left_out_before_anything_is_measured(
-    typed, tmp_path, failing, extra
+    args, tmp_path, failing, extra
 ):
     failing(PromptLookup)
-    overrides = [*typed, *extra, "measure.warmup=1"]
+    overrides = [*args, *extra, "measure.warmup=1"]
     with interrupted_after(1):
         run_here(overrides)
     assert run_here(overrides) == 1, "resumed without it"
@@ -103,10 +103,10 @@ def test_who_fails_in_less_than_half_takes_these_cases_from_all(args, tmp_path, 
 
 
 def test_a_label_that_breaks_later_keeps_what_was_measured_and_costs_the_others_nothing(
-    typed, tmp_path, failing
+    args, tmp_path, failing
 ):
     """Of a label that has records a failed warm-up is no reason: every failure counts."""
-    overrides = [*typed, "measure.warmup=1"]
+    overrides = [*args, "measure.warmup=1"]
     with interrupted_after(2):
         run_here(overrides)
     before = {r.key for r in records.read_records(tmp_path / "run")[0]}
