@@ -220,7 +220,7 @@ MISTAKES = {
     "graphs outlive their cache": (graphs_kept, after_a_longer_text, FREED),
     "a capture's memory is kept": (kept_from_a_capture, a_text, POOL),
     "a head's states are a pass's own": (
-        instead(turn, "_of_committed", views_of_states), with_a_head("eagle2"), POOL),
+        instead(turn, "_committed_states", views_of_states), with_a_head("eagle2"), POOL),
     "the outcome is read before its event": (
         instead(StaticPass, "read", lambda self: self._result.numpy()), a_text, EARLY),
     "events are timed before they are reached": (
