@@ -21,6 +21,7 @@ row ``*`` means every method of the first record, the fastest first. Below a tab
 ``<!-- metrics -->`` and ``<!-- end -->`` is the list of metrics.
 """
 
+import contextlib
 import csv
 import json
 import re
@@ -37,7 +38,7 @@ from analysis.plots.style import save
 from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.load import usable_runs
 from specbench.paths import PROJECT
-from specbench.results.headline_table import against_cell
+from specbench.results.headline_table import NO_DRAFTS, against_cell
 from specbench.results.metrics import METRICS
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
@@ -104,9 +105,16 @@ def _read(path: Path) -> Any:
     if path.suffix == ".json":
         return json.loads(path.read_text(encoding="utf-8"))
     summary: Any = read_json(path / SUMMARY)
+    manifest = path / MANIFEST  # which pooled processes lack
+    labels: Any = read_json(manifest)["labels"] if manifest.is_file() else {}
+    idle = {w["values"]["label"] for w in summary.get("warnings", []) if w["code"] == "NO_DRAFT"}
     for row in summary["rows"]:
         if row["task"] == "overall":
             row["against"] = str(against_cell(summary["against_best"].get(row["label"])))
+            if row["label"] in idle:
+                row["idle"] = NO_DRAFTS.get(
+                    labels.get(row["label"], {}).get("budget"), NO_DRAFTS[None]
+                )
     return summary["rows"] + summary.get("served", []) + summary.get("batched", [])
 
 
@@ -137,6 +145,8 @@ def render(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
         lines.append(f"|{' --- |' * (1 + len(columns))}")
         for text, _, keywords in rows:
             cells = [text if keywords else f"`{text}`"]
+            with contextlib.suppress(LookupError):
+                cells[0] += f" ({record.at(*(keywords or text).split(), 'idle')})"
             for _, _, column in columns:
                 path, _, form = column.partition(": ")
                 try:

@@ -82,7 +82,8 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         mat, speedup = entry.measured("mat"), entry.measured("speedup")
         hollow = is_hollow(comparison, entry)
         dot = Point(mat.value or 0.0, speedup.value, speedup.interval, hollow, mat.interval)
-        rows.append(Series(comparison.name_of(entry), entry.method, [dot]))
+        name = comparison.name_of(entry) + entry.without_drafts
+        rows.append(Series(name, entry.method, [dot]))
     units = unit_of("mat", comparison.timing), unit_of("speedup", comparison.timing)
     together = (
         f"{caption}\nTitle: simultaneous intervals of all methods. Lines: individual intervals."

@@ -14,10 +14,10 @@ from analysis.runs.claims import Claim, check_claim, claims_not_run, find_claim,
 from analysis.runs.load import Run
 from analysis.runs.settings import run_texts, setting_texts
 from specbench.results.cells import FEWEST, NumberCell
-from specbench.results.headline_table import metric_cell
+from specbench.results.headline_table import NO_DRAFTS, metric_cell
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
-from specbench.results.records import TIMINGS, CaseRecord
+from specbench.results.records import OWN_ENGINE, TIMINGS, CaseRecord
 from specbench.results.statistics.counted import rankable
 from specbench.results.statistics.disturbed import disturbance
 from specbench.results.statistics.roofline import baseline_context
@@ -50,6 +50,15 @@ class ComparedLabel:
     def ranked(self) -> bool:
         """Whether it may have a standing, `specbench.results.statistics.counted`."""
         return bool(rankable([self.label], self.run.wrong_outputs, self.run.baseline))
+
+    @cached_property
+    def without_drafts(self) -> str:
+        """What stands behind the name of a label that drafted nothing; "" of others."""
+        ours = [r for r in self.records if r.engine == OWN_ENGINE]
+        if not ours or self.method == "ar" or any(record.n_drafted for record in ours):
+            return ""
+        budget = self.run.manifest.labels[self.label].budget
+        return f" ({NO_DRAFTS.get(budget, NO_DRAFTS[None])})"
 
     @property
     def knobs(self) -> JsonObject:

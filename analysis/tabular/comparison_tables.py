@@ -115,7 +115,9 @@ def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> Row:
 
 def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
     """Return the label's name; plain decoding of one run represents all runs."""
-    return entry.label if entry.label == entry.run.baseline else comparison.name_of(entry)
+    if entry.label == entry.run.baseline:
+        return entry.label
+    return comparison.name_of(entry) + entry.without_drafts
 
 
 # --- rows -----------------------------------------------------------------------------------------

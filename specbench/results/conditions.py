@@ -17,7 +17,7 @@ import yaml
 from specbench.config.schema import STORED_WEIGHTS
 from specbench.paths import PROJECT
 from specbench.results.cells import FEWEST
-from specbench.results.headline_table import AGAINST_TEXT, cases_text, join_names
+from specbench.results.headline_table import AGAINST_TEXT, NO_DRAFTS, cases_text, join_names
 from specbench.results.manifest import ModelInfo, Passes, RunManifest
 from specbench.results.metrics import METRICS
 from specbench.results.records import (
@@ -574,7 +574,8 @@ def _drafts(
     drafted = _totals(ours, lambda r: r.n_drafted)
     for label, steps in _totals(ours, lambda r: r.n_target_passes).items():
         if steps and not drafted[label]:
-            yield _warn("NO_DRAFT", label=label, steps=steps)
+            why = NO_DRAFTS.get(manifest.labels[label].budget, NO_DRAFTS[None])
+            yield _warn("NO_DRAFT", label=label, steps=steps, why=why)
 
 
 def _served(rows: Iterable[ServedLabel]) -> Iterator[Warned]:

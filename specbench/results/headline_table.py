@@ -31,6 +31,9 @@ _OUTPUT_TEXTS = {
 
 LEADERS_NAMED = 4
 
+# Behind the name of a label that drafted nothing, by where its draft length comes from.
+NO_DRAFTS: Mapping[str | None, str] = {"tuned": "tuned off", None: "no drafts"}
+
 AGAINST_TEXT = (
     "best: shown faster than all others; highest: the fastest here, but not shown faster than all "
     "others; undecided: the data cannot separate it from the fastest; p: against the fastest "
