@@ -44,10 +44,24 @@ def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
 def test_brackets_in_labels_are_no_markup(monkeypatch):
     terminal = Console(width=160, file=io.StringIO())
     monkeypatch.setitem(sys.modules, "pandas", None)  # half a second, for a few rows
-    terminal.print(
-        console.render({"rows": [row("[bold]x[/red]", "overall")], "against_best": {}, "pairs": []})
-    )
+    rows = {"rows": [row("[bold]x[/red]", "overall")], "against_best": {}, "pairs": []}
+    terminal.print(console.render({**rows, "warnings": []}))
     assert "[bold]x[/red]" in terminal.file.getvalue()
+
+
+def test_a_label_that_drafted_nothing_is_called_off():
+    terminal = Console(width=160, file=io.StringIO())
+    rows = [row("card", "overall"), row("pld", "overall"), row("sam", "overall")]
+    warned = [
+        {"code": "NO_DRAFT", "values": {"label": "card", "steps": 9, "why": "tuned off"}},
+        {"code": "NO_DRAFT", "values": {"label": "pld", "steps": 9}},
+    ]
+    summary = {"rows": rows, "against_best": {}, "pairs": [], "warnings": warned}
+    terminal.print(console.render(summary))
+    printed = terminal.file.getvalue()
+    assert (
+        "card (tuned off) " in printed and "pld (no drafts) " in printed and "sam (" not in printed
+    )
 
 
 def row(label, task, **changes):

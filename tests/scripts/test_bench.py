@@ -18,7 +18,7 @@ from specbench.results.jsonl_schema import StepTrace
 from specbench.results.records import CASES
 from tests.conftest import tiny_model
 from tests.integrations import vllm_scheduler
-from tests.integrations.test_vllm import made
+from tests.integrations.test_vllm import build
 from tests.small_run import run_here
 
 K = 4
@@ -63,7 +63,7 @@ def fake_vllm(answers, broken):
             config = vllm_scheduler.config(K, max_num_seqs, max_model_len, 64, knobs)
             config.model_config.hf_config.eos_token_id = 2  # the tiny model's
             nothing = SimpleNamespace(propose=lambda sampled, *_, **__: [[] for _ in sampled])
-            drafter = made(knobs["name"], config) if knobs else nothing
+            drafter = build(knobs["name"], config) if knobs else nothing
             self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
             self.last = [9] if knobs and knobs["name"] == broken else []
             self.engine = vllm_scheduler.Engine(drafter, config)
