@@ -85,9 +85,7 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         name = comparison.name_of(entry) + entry.without_drafts
         rows.append(Series(name, entry.method, [dot]))
     units = unit_of("mat", comparison.timing), unit_of("speedup", comparison.timing)
-    together = (
-        f"{caption}\nTitle: simultaneous intervals of all methods. Lines: individual intervals."
-    )
+    together = f"{caption}\nTitle, hollow marks: intervals of all together. Lines: of each alone."
     yield "ranked", ranked(rows, units[1], finding(comparison), together)
     first = entries[0].overall
     if first["mat"] is None:
