@@ -50,8 +50,8 @@ def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
         mat = first.overall["mat"]
         title = f"{comparison.name_of(first)} has the highest MAT: {mat:.2f} tokens per target pass"
     elif have_intervals and len(panel.series) > 1 and n_tasks > 1:
-        by_task = zip(*([p.y or 0.0 for p in line.points] for line in panel.series), strict=True)
-        fastest = [speedups.index(max(speedups)) for speedups in by_task][:n_tasks]
+        speedups_by_task = zip(*([p.y or 0.0 for p in s.points] for s in panel.series), strict=True)
+        fastest = [speedups.index(max(speedups)) for speedups in speedups_by_task][:n_tasks]
         ((best, count),) = Counter(fastest).most_common(1)
         name = panel.series[best].name
         title = f"{name} has the highest speedup in {count} of {n_tasks} tasks"

@@ -272,8 +272,8 @@ class Adaptive(Composite):
     def _catch_up(self, state: DecodeState) -> None:
         """Show the part the tokens committed while it rested."""
         if self._n_seen < state.length:
-            missed, self._n_seen = state.tokens[self._n_seen :].copy(), state.length
-            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, missed, None))
+            unseen_tokens, self._n_seen = state.tokens[self._n_seen :].copy(), state.length
+            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, unseen_tokens, None))
 
     def report(self) -> dict[str, ReportValue]:
         return {**super().report(), "offered_per_step": self._offered}

@@ -147,10 +147,10 @@ def _slot(positions: Array, text: Array, key: Array, end: int, n: int) -> np.int
     for i in range(end - n, end):
         state = (state ^ (np.uint64(key[i]) + _SEED)) * _MIX
         state = state ^ (state >> _SHIFT)
-    last = len(positions) - 1
-    slot = np.int64(state & np.uint64(last))
+    slot_mask = len(positions) - 1
+    slot = np.int64(state & np.uint64(slot_mask))
     while positions[slot] >= 0 and not _same(text, positions[slot], key, end, n):
-        slot = (slot + 1) & last
+        slot = (slot + 1) & slot_mask
     return slot
 
 

@@ -225,8 +225,8 @@ class Ouroboros(ModelDrafter):
         if outcome.finished or tree is not self._tree or not len(tree):
             self._draft.drop_nodes()
             return
-        drafted = self._n_drafted
-        accepted = min(len(path), drafted)
+        n_drafted = self._n_drafted
+        accepted = min(len(path), n_drafted)
         self._phrase_tokens += len(path) - accepted
         read = min(accepted, self._n_held)
         self._draft.commit_path(np.arange(read))
@@ -242,16 +242,16 @@ class Ouroboros(ModelDrafter):
             accepted: number of accepted draft tokens.
             next_tokens: ``[n + 1]`` the target's most likely token at the root and every node.
         """
-        drafted, length = self._n_drafted, self.ngram - 1
-        along = next_tokens[drafted + 1 :].reshape(-1, length)
-        if len(along) and (accepted == drafted or self.correct_rejected):
+        n_drafted, length = self._n_drafted, self.ngram - 1
+        along = next_tokens[n_drafted + 1 :].reshape(-1, length)
+        if len(along) and (accepted == n_drafted or self.correct_rejected):
             # Along a phrase: the token after the draft, then those after all but its last.
-            first = np.full((len(along), 1), next_tokens[drafted])
+            first = np.full((len(along), 1), next_tokens[n_drafted])
             corrected = np.hstack((first, along[:, :-1]))
             # The newest was the first branch, and is the last in the pool.
-            self._pool.replace(int(tokens[drafted - 1]), corrected[::-1])
-        if accepted < drafted:
-            draft, choices = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
+            self._pool.replace(int(tokens[n_drafted - 1]), corrected[::-1])
+        if accepted < n_drafted:
+            draft, choices = tokens[accepted:n_drafted], next_tokens[accepted + 1 : n_drafted + 1]
             self._pool.insert(agreeing_phrases(draft, choices, length))
 
     def report(self) -> Mapping[str, ReportValue]:

@@ -203,7 +203,7 @@ class Advice:
 
     @property
     def item(self) -> dict[str, Any]:
-        """What ``compare`` takes for the decision: a method with its knobs, or plain decoding."""
+        """The item of ``compare`` for the decision: a method with its knobs, or plain decoding."""
         best = self.best
         return {"method": best.method, **best.knobs} if best else {"method": BASELINE}
 
@@ -215,8 +215,8 @@ class Advice:
     @property
     def minutes_to_decide(self) -> int:
         """Estimated minutes that would decide what these did not."""
-        n_prompts = self.option.prompts_to_decide if self.option else None
-        return math.ceil(self.minutes * (n_prompts / self.confirming if n_prompts else 2))
+        n_needed = self.option.prompts_to_decide if self.option else None
+        return math.ceil(self.minutes * (n_needed / self.confirming if n_needed else 2))
 
     @property
     def lines(self) -> list[str]:

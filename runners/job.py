@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def plain(self) -> bool:
-        """Whether it is plain decoding, ours or a server's."""
+        """True for plain decoding, ours or a server's."""
         server = self.method.get("server") or {}
         return self.name == BASELINE or server.get("speculation") == PLAIN
 

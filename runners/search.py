@@ -143,8 +143,8 @@ def successive_halving(
             usable.sort(key=lambda c: c.speedup(chosen), reverse=True)  # stable: earlier first
             if rounds_left:
                 better = usable[: math.ceil(len(usable) / 2)]
-                default = [c for c in candidates[method][:1] if c in usable and c not in better]
-                usable = better + default
+                default_candidates = [c for c in candidates[method][:1] if c in usable]
+                usable = better + [c for c in default_candidates if c not in better]
             remaining[method] = usable
     return remaining
 

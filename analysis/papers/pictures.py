@@ -156,18 +156,18 @@ def claims_text(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
 def task_bars(reproduction: Reproduction, runs: Sequence[Run], by_data: bool = False) -> Pictures:
     """Draw MAT and speedup by task, with the claims."""
     keys = ("mat", "speedup")
-    for stem, members, *heading in _together(reproduction, runs, by_data=by_data, claimed=keys):
-        yield stem, bars([task_panel(members[0], key) for key in keys], *heading)
+    for stem, members, *captions in _together(reproduction, runs, by_data=by_data, claimed=keys):
+        yield stem, bars([task_panel(members[0], key) for key in keys], *captions)
 
 
 def data_set_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by data set, one figure per model."""
     keys = ("speedup",)
-    for stem, members, *heading in _together(reproduction, runs, per_model=True, claimed=keys):
+    for stem, members, *captions in _together(reproduction, runs, per_model=True, claimed=keys):
         ticks = [_tick(c.dataset, [c.entries[0].overall]) for c in members]
         series = bar_series([(comparison, OVERALL) for comparison in members], "speedup")
         panel = Panel.for_metric("speedup", members[0].timing, series, ticks=ticks)
-        yield stem, bars([panel], *heading)
+        yield stem, bars([panel], *captions)
 
 
 def model_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
@@ -194,10 +194,10 @@ def heatmaps(
     ``mat``) are in the file names.
     """
     for key in keys:
-        for stem, members, *heading in _together(reproduction, runs, per_model=True):
+        for stem, members, *captions in _together(reproduction, runs, per_model=True):
             ranked = [replace(comparison, entries=comparison.ranked) for comparison in members]
             swept = [sweep for comparison in ranked for sweep in sweeps(comparison, *axes)]
-            figure = sweep_heatmaps(swept, axes, key, *heading)
+            figure = sweep_heatmaps(swept, axes, key, *captions)
             if figure is not None:
                 yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
 
@@ -215,7 +215,7 @@ def lines(
     Rows of a single panel each are put side by side. With ``per_model``, a picture
     has them for each data set, whose name is the first one's title.
     """
-    for stem, members, *heading in _together(reproduction, runs, **options):
+    for stem, members, *captions in _together(reproduction, runs, **options):
         table: list[list[Panel]] = []
         for comparison in members:
             claims = reproduction.own_claims
@@ -225,7 +225,7 @@ def lines(
             if options.get("per_model"):
                 rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
             table += rows
-        yield stem, curves(_side_by_side(table), *heading)
+        yield stem, curves(_side_by_side(table), *captions)
 
 
 def _side_by_side(rows: list[list[Panel]]) -> list[list[Panel]]:
@@ -312,15 +312,15 @@ def row_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
             title += f", {comparison.name_of(entry)}"
         return Panel(title, part, PARTS[part][0], series, top=1.0, bars=True)
 
-    for stem, members, *heading in _together(reproduction, runs, per_model=True):
+    for stem, members, *captions in _together(reproduction, runs, per_model=True):
         entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
-        yield stem, curves([[panel(c, e, part) for c, e in entries] for part in PARTS], *heading)
+        yield stem, curves([[panel(c, e, part) for c, e in entries] for part in PARTS], *captions)
 
 
 def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw MAT and tokens/s over the tokens of finished requests."""
     title, xlabel = "SSD, over the stream of requests", "tokens of finished requests"
-    for stem, (comparison,), *heading in _together(reproduction, runs, title=title, by_data=True):
+    for stem, (comparison,), *captions in _together(reproduction, runs, title=title, by_data=True):
         parts = [(e, [*over_stream(e)]) for e in comparison.entries if e.ranked]
         panels = []
         for key in ("mat", "tokens_per_s"):
@@ -330,7 +330,7 @@ def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
                 for (entry, _), line in zip(parts, points, strict=True)
             ]
             panels.append(Panel.for_metric(key, comparison.timing, series, xlabel))
-        yield stem, curves([panels], *heading)
+        yield stem, curves([panels], *captions)
 
 
 def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
@@ -338,7 +338,7 @@ def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
 
     Plain decoding drafts nothing, so its draft phases only measure the clock and are left out.
     """
-    for stem, (comparison,), *heading in _together(reproduction, runs):
+    for stem, (comparison,), *captions in _together(reproduction, runs):
         shares = {
             comparison.name_of(entry): {
                 part: phase_share(entry, phase)
@@ -348,7 +348,7 @@ def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
             for entry in comparison.entries
             if entry.ranked
         }
-        yield stem, stacked_bars(shares, "share of the time of all steps", *heading)
+        yield stem, stacked_bars(shares, "share of the time of all steps", *captions)
 
 
 def board_heatmaps(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:

@@ -138,16 +138,16 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
     """
     figure = canvas(2.7 * len(panels))
     table = figure.subplots(len(panels), max(map(len, panels)), squeeze=False)
-    series = [series for row in panels for panel in row for series in panel.series]
-    by_label = looks((line.method, line.name) for line in series)
+    all_series = [series for row in panels for panel in row for series in panel.series]
+    by_label = looks((series.method, series.name) for series in all_series)
     for row_axes, row in zip(table, panels, strict=True):
         for axes in row_axes[len(row) :]:
             axes.set_axis_off()
         drawn = list(zip(row_axes, row, strict=False))
         for axes, panel in drawn:
-            for i, line in enumerate(panel.series):
+            for i, series in enumerate(panel.series):
                 draw = _draw_bars if panel.bars else _draw_line
-                draw(axes, panel, i, by_label[line.method, line.name])
+                draw(axes, panel, i, by_label[series.method, series.name])
             _set_ticks(axes, panel, [p for p in row if p.xlabel == panel.xlabel])
             axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
             axes.set_title(panel.title, loc="left", fontsize="medium")
@@ -163,7 +163,7 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
             ends = [end for axes in numbered for end in axes.get_xlim()]
             for axes in numbered:
                 axes.set_xlim(min(ends), max(ends))
-    return finish(figure, title, caption, _any_hollow(series))
+    return finish(figure, title, caption, _any_hollow(all_series))
 
 
 def _any_hollow(series: Sequence[Series]) -> bool:

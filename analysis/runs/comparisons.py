@@ -48,12 +48,12 @@ class ComparedLabel:
 
     @property
     def ranked(self) -> bool:
-        """Whether it may have a standing, `specbench.results.statistics.counted`."""
+        """True if it may have a standing, `specbench.results.statistics.counted`."""
         return bool(rankable([self.label], self.run.wrong_outputs, self.run.baseline))
 
     @cached_property
     def without_drafts(self) -> str:
-        """What stands behind the name of a label that drafted nothing; "" of others."""
+        """The suffix to the name of a label that drafted nothing; "" for others."""
         ours = [r for r in self.records if r.engine == OWN_ENGINE]
         if not ours or self.method == "ar" or any(record.n_drafted for record in ours):
             return ""
@@ -102,8 +102,8 @@ class ComparedLabel:
         claim = claim or self.claim
         if claim is None:
             return ""
-        result = check_claim(self.run, claim, self.overall)
-        numbers = {"MAT": result.mat, "speedup": result.speedup}
+        claim_result = check_claim(self.run, claim, self.overall)
+        numbers = {"MAT": claim_result.mat, "speedup": claim_result.speedup}
         text = ", ".join(f"{key} {number}" for key, number in numbers.items() if number.value)
         return claim.note(name) + (f" Counted the same way here: {text}." if text else "")
 

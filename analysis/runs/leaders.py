@@ -79,9 +79,9 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
         return {(run.path, label): s for label, s in ranked.standings.items()} | wrong
     plain = entries[ranking.order[0]].run.baseline or ""
     of_methods, of_plain = ranking.standings(plain)
-    by_label = {(run.path, plain): of_plain for run in runs if of_plain}
-    by_label |= {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
-    return by_label | wrong
+    standing_by_label = {(run.path, plain): of_plain for run in runs if of_plain}
+    standing_by_label |= {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
+    return standing_by_label | wrong
 
 
 def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:

@@ -159,7 +159,7 @@ class Run:
 
     @property
     def phases(self) -> bool:
-        """Whether phases were measured, which makes speeds unfit for headlines."""
+        """True if phases were measured, which makes speeds unfit for headlines."""
         return bool(self.manifest.setting("measure", "phases"))
 
     @property

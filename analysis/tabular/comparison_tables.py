@@ -183,10 +183,10 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     head = []
     for comparison in comparisons:
         where: Row = {heading: get(comparison) for heading, get in differing.items()}
-        standing_by_label, over = standings(comparison), over_plain(comparison)
+        standing_by_label, outcome_over_ar = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
             key = entry.run.path, entry.label
-            faster, unit = over.get(key) == "faster", comparison.unit
+            faster, unit = outcome_over_ar.get(key) == "faster", comparison.unit
             standing = standing_by_label.get(key)
             decision = decision_cells(entry.overall, standing, faster=faster, unit=unit)
             name = {"method": _method(comparison, entry)}

@@ -99,23 +99,23 @@ class WindowPacking:
         self.n_words = -(-width // self.per_word)
 
     def _bit_position(self, i: int) -> tuple[int, np.uint64]:
-        """Return word and shift of token ``i``; the first takes the highest bits of word 0."""
-        word, slot = divmod(i, self.per_word)
-        return word, np.uint64((self.per_word - 1 - slot) * self.bits)
+        """Return word index and shift of token ``i``; token 0 takes the highest bits of word 0."""
+        word_index, slot = divmod(i, self.per_word)
+        return word_index, np.uint64((self.per_word - 1 - slot) * self.bits)
 
     def pack(self, tokens: Array, starts: Array) -> Array:
         """Pack the windows of ``tokens`` that begin at ``starts``, ``[len(starts), n_words]``."""
         packed = np.zeros((len(starts), self.n_words), dtype=np.uint64)
         for i in range(self.width):
-            word, shift = self._bit_position(i)
-            packed[:, word] |= tokens[starts + i].astype(np.uint64) << shift
+            word_index, shift = self._bit_position(i)
+            packed[:, word_index] |= tokens[starts + i].astype(np.uint64) << shift
         return packed
 
     def column(self, packed: Array, i: int) -> Array:
         """Return token ``i`` of every packed window, int32."""
-        word, shift = self._bit_position(i)
+        word_index, shift = self._bit_position(i)
         mask = np.uint64((1 << self.bits) - 1)
-        return ((packed[:, word] >> shift) & mask).astype(np.int32)
+        return ((packed[:, word_index] >> shift) & mask).astype(np.int32)
 
     def unpack(self, packed: Array, first: int, last: int) -> Array:
         """Unpack tokens ``first .. last - 1`` of every window, ``[n, last - first]`` int32."""

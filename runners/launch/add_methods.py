@@ -103,5 +103,5 @@ def _compare_baselines(path: Path, later: Path) -> str:
         "slower": "it was SLOWER there: do not compare ratios across the two",
     }
     unknown = "the cases are too few to tell whether the two agree"
-    ratio = NumberCell(pair["ratio"], pair["ratio_ci"])
-    return f"{ratio}; {verdicts.get(pair['verdict'], unknown)}"
+    ratio_cell = NumberCell(pair["ratio"], pair["ratio_ci"])
+    return f"{ratio_cell}; {verdicts.get(pair['verdict'], unknown)}"

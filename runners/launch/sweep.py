@@ -99,9 +99,9 @@ def finish(ended: Sequence[JsonObject]) -> None:
     """Print the table of all jobs, write its figures, and report the failures."""
     if len(ended) < 2:
         return
-    job_overrides = [job["typed"] for job in ended if job["typed"]]
-    keys = dict.fromkeys(key for overrides in job_overrides for key in overrides)
-    varied = [key for key in keys if len({overrides.get(key) for overrides in job_overrides}) > 1]
+    override_dicts = [job["typed"] for job in ended if job["typed"]]
+    keys = dict.fromkeys(key for overrides in override_dicts for key in overrides)
+    varied = [key for key in keys if len({overrides.get(key) for overrides in override_dicts}) > 1]
     folders = [Path(job["folder"]) for job in ended if job["folder"]]
     done = [folder for folder in folders if (folder / records.DONE).exists()]
     measured = [folder for folder in dict.fromkeys(done) if (folder / records.CASES).exists()]

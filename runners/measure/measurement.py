@@ -149,7 +149,7 @@ class Measurement:
 
     @property
     def incomplete(self) -> bool:
-        """Whether blocks remain to be measured, for the first time or again."""
+        """True if blocks remain to be measured, for the first time or again."""
         return bool(self.files.pending or self._disturbed())
 
     def runner(self, source: OutputSource) -> BlockRunner:

@@ -2,7 +2,7 @@
 
 A drafting method's speedup is at most its MAT over its verification cost in passes of one row.
 Ids are random: the time of a dense model's pass does not depend on them. One time covers the pass,
-the verdict with its copy to the host, and the cache's work: a whole step without the drafter.
+the accepted path with its copy to the host, and the cache's work: a whole step without the drafter.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def pass_s(target: Target, tree: DraftTree, context: int) -> float:
 
     def step() -> None:
         scores = target.forward(0, tree)
-        verdict = verifier.verify(tree, scores)
-        target.commit(tree, verdict.path)
+        accepted_path = verifier.verify(tree, scores)
+        target.commit(tree, accepted_path.path)
 
     pass_time = seconds(step, target.device)
     target.cache.truncate(context)

@@ -86,7 +86,7 @@ class TargetEmbeddings(Protocol):
 
 
 class TargetInfo(Protocol):
-    """What a drafter may know of the target; ``specbench.models.target.Target`` in a run."""
+    """A drafter's view of the target; ``specbench.models.target.Target`` in a run."""
 
     device: torch.device
     dtype: torch.dtype

@@ -111,9 +111,9 @@ _FEATURES = {
 
 def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
     """Refuse further arguments of a layer's attention that would change a number."""
-    lacking = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
-    if lacking:
-        named = ", ".join(f"{k} ({_FEATURES[k]})" if k in _FEATURES else k for k in lacking)
+    unsupported = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
+    if unsupported:
+        named = ", ".join(f"{k} ({_FEATURES[k]})" if k in _FEATURES else k for k in unsupported)
         raise ConfigurationError(
             f"{type(module).__name__} computes attention with {named}, which this project's "
             f"attention lacks: outputs would be another model's. {ELSE}"

@@ -22,7 +22,7 @@ ATTENTION_NAME = "specbench"
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """How the rows of one pass may look at the keys."""
+    """The attention masks of one pass: the keys that each of its rows may attend to."""
 
     # Additive float mask ``[1 or batch, 1, rows, keys]``; None where no key is hidden from any row
     # (a single row), or where ``causal`` says it all.

@@ -97,7 +97,7 @@ def _isolated() -> Iterator[None]:
 
 
 class GraphPlace(Protocol):
-    """Where graphs are recorded."""
+    """The device and stream on which graphs are recorded."""
 
     def capture_stream(self) -> torch.cuda.Stream: ...
 

@@ -42,7 +42,7 @@ GRAPH_USERS = "_specbench_graph_users"
 
 
 class Fusion:
-    """What was done to a model's modules; made by `fuse`.
+    """The modules of a model that `fuse` changed, and those that it left.
 
     Attributes:
         fused: how many instances of a class compute in fewer kernels.

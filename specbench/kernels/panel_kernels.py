@@ -52,7 +52,7 @@ QUANTS = 32  # inputs of a block of Q8_0 and Q4_1, which have a scale together
 
 @dataclass(frozen=True)
 class Form:
-    """How weights lie in panels.
+    """The storage format of weights in panels.
 
     Attributes:
         name: in manifests; ``number``: in compiled code.

@@ -88,8 +88,8 @@ class BatchTarget:
             RuntimeError: the machine had less than it reported; slots keep their length.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
-        required = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
-        sizes = (max(required, self._target.cache.max_len), nodes)
+        required_len = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
+        sizes = (max(required_len, self._target.cache.max_len), nodes)
         if self.slots and sizes == (self.slots[0].cache.max_len, self._nodes):
             return
         self._refuse_more_than_fit(*sizes)
@@ -215,13 +215,13 @@ def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
     ids, target = torch.cat([request.ids for request in requests]), requests[0].target
     whole = _joint_pass(target, target.compiled, ids, sequences)
     scores, end = [], 0
-    for request, sequence in zip(requests, sequences, strict=True):
-        first, end = end, end + sequence.rows
+    for request, sequence_rows in zip(requests, sequences, strict=True):
+        first, end = end, end + sequence_rows.rows
         if request.depths is None:
-            sequence.cache.commit(None, sequence.rows)
+            sequence_rows.cache.commit(None, sequence_rows.rows)
             first = end - 1
         else:
-            sequence.cache.retain(sequence.rows)
+            sequence_rows.cache.retain(sequence_rows.rows)
         scores.append(whole.part(slice(first, end)))
     return scores
 

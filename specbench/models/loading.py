@@ -80,12 +80,12 @@ def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
             f"model={model.name} with model.shape=true has random weights and no tokenizer: "
             "only cost measurements take it. Drop model.shape=true to answer questions."
         )
-    location, options = weights.source(model)
+    folder_or_id, options = weights.source(model)
     from transformers import AutoTokenizer
 
     with weights.translated(model), _quiet_transformers():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            location, trust_remote_code=False, **options
+            folder_or_id, trust_remote_code=False, **options
         )
     return tokenizer
 
@@ -135,19 +135,19 @@ def load_model(
         )
         return _loaded(model, network, None, short=shorten(network, kind, model))
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-    location, options = weights.source(model)
+    folder_or_id, options = weights.source(model)
     spread = {"device_map": model.device_map} if model.device_map else {}
     # transformers otherwise asks the hub to convert `.bin` weights from a thread of its own, which
     # would run into the measurement.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     with weights.translated(model), _quiet_transformers():
-        if isinstance(location, Path) and (location / int8.FILE).is_file():
-            network = int8.load(location, dtype=dtype, attention=str(model.attention))
+        if isinstance(folder_or_id, Path) and (folder_or_id / int8.FILE).is_file():
+            network = int8.load(folder_or_id, dtype=dtype, attention=str(model.attention))
         else:
-            settings = AutoConfig.from_pretrained(location, trust_remote_code=False, **options)
+            settings = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False, **options)
             weights.refuse_quantised(model, settings)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                location,
+                folder_or_id,
                 dtype=dtype,
                 attn_implementation=offered_attention(settings, str(model.attention)),
                 trust_remote_code=False,
@@ -171,8 +171,8 @@ def load_model(
                 "model.device_map=auto to spread them over several GPUs, or a smaller model."
             ) from error
     short = shorten(network, kind, model)
-    if isinstance(location, Path):
-        digest = weights.weights_hash(location, Path(model.cache_dir))
+    if isinstance(folder_or_id, Path):
+        digest = weights.weights_hash(folder_or_id, Path(model.cache_dir))
         return _loaded(model, network, tokenizer, weights_hash=digest, short=short)
     return _loaded(model, network, tokenizer, revision=weights.commit(model), short=short)
 

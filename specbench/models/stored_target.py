@@ -99,9 +99,9 @@ def _end_files(model: ModelConfig) -> list[Path]:
     for index in _files(model, *_INDEXES):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return _files(model, *sorted({file for key, file in named.items() if _is_end(key)}))
-    location, _ = weights.source(model)
-    if isinstance(location, Path):
-        return [path for kind in ("*.safetensors", "*.bin") for path in sorted(location.glob(kind))]
+    folder_or_id, _ = weights.source(model)
+    if isinstance(folder_or_id, Path):
+        return [p for kind in ("*.safetensors", "*.bin") for p in sorted(folder_or_id.glob(kind))]
     return _files(model, *_WHOLE)[:1]
 
 
@@ -109,9 +109,9 @@ def _files(model: ModelConfig, *names: str) -> list[Path]:
     """Find those of the files ``names`` that the model has."""
     from transformers.utils.hub import cached_file
 
-    location, options = weights.source(model)
+    folder_or_id, options = weights.source(model)
     options |= {"_raise_exceptions_for_missing_entries": False}
-    paths = (cached_file(location, name, **options) for name in names)
+    paths = (cached_file(folder_or_id, name, **options) for name in names)
     return [Path(path) for path in paths if path is not None]
 
 

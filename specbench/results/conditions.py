@@ -306,7 +306,7 @@ def _draft_sources(manifest: RunManifest, rows: Sequence[SummaryRow]) -> dict[st
     """Name where each label's settings come from: ``tuned``, ``published``, ``set by hand``."""
     sources = {row["label"]: manifest.labels[row["label"]].budget for row in rows}
     names = {"typed": "set by hand"}
-    return {label: names.get(kind, kind) for label, kind in sources.items() if kind}
+    return {label: names.get(source, source) for label, source in sources.items() if source}
 
 
 def _totals(records: Iterable[CaseRecord], count: Callable[[CaseRecord], int]) -> Counter[str]:

@@ -335,7 +335,7 @@ def _send(server: Server, request: Request) -> None:
 
 def _count(server: Server, request: Request) -> None:
     """Read an answer's counters; refuse the answer of a baseline server that drafted."""
-    answer, table = request.answer, server.info.kind.counters
+    answer, counter_names = request.answer, server.info.kind.counters
     if answer is None or request.http is None:
         return
     # No single event had the key; together they may spell it.
@@ -345,9 +345,9 @@ def _count(server: Server, request: Request) -> None:
     answer.n_prompt = len(answer.prompt_ids) or answer.n_prompt
     if not server.plain:
         request.counts = counters.find_counts(
-            table, answer.counters, answer.n_new, answer.per_event
+            counter_names, answer.counters, answer.n_new, answer.per_event
         )
-    elif counters.drafts(table, answer.counters):
+    elif counters.drafts(counter_names, answer.counters):
         request.answer = None
         request.error = NoAnswer(
             NOT_PLAIN,

@@ -194,8 +194,8 @@ def examine(pair, make_verifier, bonus=False):
             bonus=BonusProposal(int(tokens[n]), q[n]) if bonus else None,
         )
         scores = Scores(p.log(), depths=pair.depths[: n + 1])
-        for probability, verdict in chance.courses(verified):
-            text = tuple(map(int, verdict.tokens))
+        for probability, accepted_path in chance.courses(verified):
+            text = tuple(map(int, accepted_path.tokens))
             law[text] += drafted * probability * continued(text)
-            accepted += drafted * probability * len(verdict.path)
+            accepted += drafted * probability * len(accepted_path.path)
     return law, accepted

@@ -99,11 +99,11 @@ def test_rows_are_those_of_sequential_passes(kind, architecture, tree, n_prompt,
         same(own_logits[node + 1], logits[-1])
         for i in ALL:
             same(hidden[i][node + 1], states[i][-1])
-    verdict = GreedyVerifier().verify(tree, scores)
-    path = verdict.path
+    accepted_path = GreedyVerifier().verify(tree, scores)
+    path = accepted_path.path
     if kind == "padded" and scores.outcome is not None:  # the pass moved the accepted rows itself
         assert scores.verified[0].tolist() == path.tolist()
-        assert scores.verified[1].tolist() == verdict.next_tokens.tolist()
+        assert scores.verified[1].tolist() == accepted_path.next_tokens.tolist()
     else:
         path = np.array(branch(tree, int(rng.integers(-1, len(tree)))), dtype=np.int64)
     target.commit(tree, path)

@@ -33,7 +33,7 @@ _TIMES = 4  # what may differ, in spreads of the passes
 
 @dataclass(frozen=True, slots=True)
 class AuditTolerance:
-    """What the audit takes for a near tie; written to the manifest.
+    """The audit's tolerance of near ties; written to the manifest.
 
     Attributes:
         value: largest shortfall of an emitted token below the maximum.

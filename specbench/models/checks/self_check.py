@@ -85,9 +85,9 @@ class SelfCheck:
 
 
 class Spread(NamedTuple):
-    """How far logits of the same tokens lie apart in passes of one row and of many.
+    """The difference of the same tokens' logits between passes of one row and of many.
 
-    ``rounding`` is what roundings of the largest logit may come to: passes that happen to be the
+    ``rounding`` is the largest rounding error of the largest logit: passes that happen to be the
     same to the last bit have no spread, and others may still round.
     """
 
@@ -349,9 +349,9 @@ def _first_to_differ(target: Target, text: _Text, reference: _ReferenceRows) -> 
     by_layer = np.zeros(len(layers))
     for part, tree in text.trees(target.max_nodes).items():
         hidden = target.forward(text.root, tree, hidden_layers=layers).hidden or {}
-        for i, expected in enumerate(reference.hidden[part]):
-            scale = float(expected.abs().max()) or 1.0
-            by_layer[i] = max(by_layer[i], float(_differences(hidden[i], expected).max()) / scale)
+        for i, expected_hidden in enumerate(reference.hidden[part]):
+            difference = float(_differences(hidden[i], expected_hidden).max())
+            by_layer[i] = max(by_layer[i], difference / (float(expected_hidden.abs().max()) or 1.0))
     # Rounding grows from layer to layer, and a fault is far larger.
     first = int(np.argmax(by_layer >= by_layer.max() / 10)) if layers else 0
     if first == 0:

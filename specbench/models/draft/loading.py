@@ -144,12 +144,12 @@ def _placed(name: str, requested: str | None, target: Target) -> tuple[torch.dev
     device = torch.device(name)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda:0")
-    n_requested = len({device, *target.devices})
+    n_requested_devices = len({device, *target.devices})
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         missing = "pair.draft.device=%s is not there: the draft model shares %s with the target"
         log.warning(missing, name, target.device)
         device = target.device
-    return device, n_requested
+    return device, n_requested_devices
 
 
 def _random_network(

@@ -30,7 +30,7 @@ _BYTE_LEVEL_SPACE, _METASPACE = "Ġ", "▁"
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """How a draft's ids and the target's belong together.
+    """The mapping between a draft's ids and the target's.
 
     Attributes:
         ids: ``[draft vocab]`` the target's id of each of the draft's, -1 where it has none.

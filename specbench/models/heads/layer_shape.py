@@ -23,7 +23,7 @@ _OWN = "Take the head's own config.json."
 
 
 class _Rope(BaseModel):
-    """Of the scalings those that no text's length moves."""
+    """The rotary embedding; only scalings that do not depend on a sequence's length."""
 
     model_config = ConfigDict(extra="allow")
     rope_theta: _Positive | None = None

@@ -402,9 +402,9 @@ class Sample:
         return row | {
             "phase_share": _phase_share(turn for turn in turns if turn.block in pooled.timed),
             "lossless": {
-                kind: verdicts.count(kind)
-                for kind in (*AUDIT_STATUSES, DIFFERS, "lossy")
-                if kind in AUDIT_STATUSES or kind in verdicts
+                status: verdicts.count(status)
+                for status in (*AUDIT_STATUSES, DIFFERS, "lossy")
+                if status in AUDIT_STATUSES or status in verdicts
             },
             "state_scope": last.state_scope if last else None,
             "timing": last.timing if last else "measured",
