@@ -1,6 +1,7 @@
 """Contract of all methods: one test per guarantee, run over all of conf/method/."""
 
 import dataclasses
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -13,8 +14,9 @@ from runners.search import Entries, load_spaces
 from specbench.config import compose
 from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
+from specbench.models.target import Target
 from specbench.paths import CONF_DIR
 from tests.conftest import engine
 from tests.contract import driver
@@ -200,7 +202,10 @@ def learns_while_it_drafts(make):
     return False
 
 
-DRAFTS_TEACH = {"ngram_map": "counts a key when it drafts from it, as llama.cpp does"}
+DRAFTS_TEACH = {
+    "ngram_map": "counts a key when it drafts from it, as llama.cpp does",
+    "racer": "a draft moves links of its automaton, as in its reference",
+}
 
 
 def test_a_method_of_tokens_alone_can_be_fed_without_drafting(make):
@@ -338,6 +343,128 @@ def test_what_a_new_method_may_get_wrong_shows(fault, shows, context):
 def test_a_method_that_changes_the_text_is_stopped():
     with pytest.raises(AssertionError, match="only reads the text"):
         driver.play(successors("changes the text", 1)(), *driver.toy_turn(0))
+
+
+# --- methods that read logits: the same promises beside a tiny model ----------------------------
+
+
+def faults_beside_a_model(drafter, context, target):
+    """List what a method does wrong in a turn, another one and, after `reset`, the first again."""
+    drafter.setup(dataclasses.replace(context, target=target))
+    faults, propose = set(), drafter.propose
+
+    def propose_twice(state):
+        text = state.buffer.copy()
+        first, second = propose(state), propose(state)
+        if not np.array_equal(text, state.buffer):
+            faults.add("changes the text")
+            state.buffer[:] = text
+        if driver.Trace([first], [0]) != driver.Trace([second], [0]):
+            faults.add("learns while it drafts")
+        driver.check_tree(second, drafter.needs)
+        trees.append((second.tokens.tolist(), second.parents.tolist()))
+        return second
+
+    drafter.propose = propose_twice
+    runs, deepest = [], 0
+    for seed in (0, 1, 0):
+        trees = []
+        drafter.reset()
+        prompt = np.tile(driver.toy_turn(seed)[0][:7], 4)
+        turn = engine(target).decode(prompt, drafter, max_new_tokens=48)
+        runs.append((turn.output_ids, trees))
+        deepest = max(deepest, *turn.committed_per_step)
+    if runs[0] != runs[2]:
+        faults.add("keeps what it learned after reset")
+    if deepest < 3:
+        faults.add("no draft of two tokens is accepted")
+    return faults
+
+
+def reads_a_model(name):
+    needs = driver.instantiate(name).needs
+    return driver.needs_a_target(needs) and not (needs.heads or needs.draft_model or needs.overlap)
+
+
+@pytest.fixture(scope="module")
+def target():
+    model = driver.tiny_model("llama", vocab_size=driver.VOCABULARY)
+    return Target(model, max_len=128, max_nodes=128)
+
+
+@pytest.fixture
+def context_of(tmp_path_factory, monkeypatch):
+    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
+    return lambda drafter: driver.toy_context(drafter, cache, monkeypatch)
+
+
+@pytest.mark.parametrize("name", [*filter(reads_a_model, METHODS)])
+def test_a_method_that_reads_logits_forgets_and_learns_only_when_told(name, target, context_of):
+    drafter = driver.instantiate(name)
+    faults = faults_beside_a_model(drafter, context_of(drafter), target)
+    if name in DRAFTS_TEACH:
+        faults.discard("learns while it drafts")
+    if "no draft of two tokens is accepted" in faults:
+        faults.remove("no draft of two tokens is accepted")
+        warnings.warn(f"method={name}: no draft of two tokens is accepted", stacklevel=1)
+    assert not faults
+
+
+class Likeliest(Drafter):
+    """Drafts what the model found likeliest after each token, with a planted fault."""
+
+    fault = ""
+
+    @property
+    def needs(self):
+        return Needs(tokens_only=False, logits=True, max_nodes=4)
+
+    def setup(self, context):
+        self.successor = {}
+
+    def reset(self):
+        if self.fault != "keeps what it learned after reset":
+            self.successor = {}
+
+    def begin(self, state):
+        self.successor |= dict(itertools.pairwise(state.tokens.tolist()))
+
+    def observe(self, state, outcome):
+        nodes = [state.tokens[-len(outcome.committed) - 1], *outcome.committed[:-1]]
+        likeliest = outcome.logits.argmax(-1).tolist()
+        self.successor |= dict(zip(map(int, nodes), likeliest, strict=False))
+
+    def propose(self, state):
+        draft = [state.root]
+        while self.fault != "never drafts" and len(draft) < 5 and draft[-1] in self.successor:
+            draft.append(self.successor[draft[-1]])
+        if self.fault == "learns while it drafts":
+            self.successor[draft[-1]] = len(self.successor) % driver.VOCABULARY
+        if self.fault == "changes the text":
+            state.buffer[0] += 1
+        parents = np.arange(-1, len(draft) - 2)
+        if self.fault == "all below the root":
+            parents[:] = -1
+        return DraftTree(np.array(draft[1:], dtype=np.int64), parents)
+
+
+@pytest.mark.parametrize(
+    ("fault", "shows"),
+    [
+        ("", set()),
+        ("changes the text", {"changes the text"}),
+        ("learns while it drafts", {"learns while it drafts"}),
+        ("keeps what it learned after reset", {"keeps what it learned after reset"}),
+        ("all below the root", {"no draft of two tokens is accepted"}),
+        ("never drafts", {"no draft of two tokens is accepted"}),
+    ],
+)
+def test_what_a_method_that_reads_logits_may_get_wrong_shows(fault, shows, target, context_of):
+    drafter = Likeliest(name="likeliest")
+    drafter.fault = fault
+    assert faults_beside_a_model(drafter, context_of(drafter), target) >= shows
+    if not fault:
+        assert not faults_beside_a_model(drafter, context_of(drafter), target)
 
 
 def test_the_oracle_is_always_right_and_as_often_as_it_says(monkeypatch, tmp_path):
