@@ -43,7 +43,7 @@ def residuals(live: Run, replay: Run) -> pd.DataFrame:
     for run, timing in ((live, "measured"), (replay, "predicted")):
         if (timings := {record.timing for record in run.records}) != {timing}:
             raise ResultsError(
-                f"{run.path} has {' and '.join(sorted(timings))} times, not {timing} ones. Name "
+                f"{run.path} must have {timing} times, got {' and '.join(sorted(timings))}. Name "
                 "the live run first, then its replay with runner.surface=FILE."
             )
     labels, baseline = [x for x in live.labels if x in replay.labels], live.baseline

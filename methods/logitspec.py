@@ -18,7 +18,7 @@ Where ours differs, and why:
     - ``capacity`` also limits the first branch; in the reference it can exceed a small capacity.
     - At a temperature the root was drawn; the reference decodes greedily only.
 Example: ``num_tokens`` 2; after "e f a b c d x a b", whose b was chosen before e and c: the first
-    branch is "c d", the second e followed by "f a"; c is there already.
+    branch is "c d", the second e followed by "f a", the third "c d x", of which x is new.
 Checked: branches identical to the authors' code in 3,778 of 3,794 steps; its look-back explains the
     other 16. ``tests/methods/test_logitspec.py`` restates the rule in plain code.
 State kept: the n-grams' positions in the turn's text, 4 bytes for each of ``max_ngram`` and twice

@@ -12,8 +12,8 @@ Where ours differs, and why:
     - llama.cpp also empties a table that is a quarter full, 2^20 n-grams, after a prompt; ours
       counts filled entries, where its release may count entries written twice.
     - Drafts end at the last token that may still be committed.
-Example: ``n_match`` 2, ``n_max`` 3; after "a b c d e x a b" the table has c after "a b", d after
-    "b c" and e after "c d": the draft is "c d e".
+Example: ``n_match`` 2, ``n_min`` 1, ``n_max`` 3; after "a b c d e x a b" the table has c after
+    "a b", d after "b c" and e after "c d": the draft is "c d e".
 Checked: steps identical to llama.cpp's functions (C++) in 6,872 of 6,872.
     ``tests/methods/test_llamacpp_ngrams.py`` restates the rule in plain code.
 State kept: the table, 16 MB, which llama.cpp shares between all requests (``paper_scope: run``).

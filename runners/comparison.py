@@ -477,7 +477,8 @@ def _entries(
             entries.append(entry_of(compose_entry(cfg, item)))
             compared.append(dict(item) if isinstance(item, Mapping) else item)
     refuse_duplicate_labels(
-        entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
+        entries,
+        "{'method': 'METHOD', 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}",
     )
     return tuple(entries), instances, compared
 

@@ -68,7 +68,7 @@ def refuse_duplicate_labels(entries: Sequence[Entry], second: str) -> None:
     """Refuse two entries with one label, and plain decoding's labels for anything else.
 
     Args:
-        second: how to type the second entry; LABEL is replaced by the label.
+        second: how to type the second entry; LABEL and METHOD are replaced by its own.
 
     Raises:
         ConfigurationError: a label occurs twice, or is plain decoding's and its method is not.
@@ -82,10 +82,11 @@ def refuse_duplicate_labels(entries: Sequence[Entry], second: str) -> None:
             )
     for label in labels:
         if labels.count(label) > 1:
+            _, repeated, *_ = (entry for entry in entries if entry.label == label)
             raise ConfigurationError(
                 f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
                 f"({', '.join(labels)}). Name the second one, e.g. "
-                f"{second.replace('LABEL', label)}."
+                f"{second.replace('LABEL', label).replace('METHOD', repeated.name)}."
             )
 
 

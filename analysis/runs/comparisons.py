@@ -55,7 +55,8 @@ class ComparedLabel:
     def without_drafts(self) -> str:
         """The suffix to the name of a label that drafted nothing; "" for others."""
         ours = [r for r in self.records if r.engine == OWN_ENGINE]
-        if not ours or self.method == "ar" or any(record.n_drafted for record in ours):
+        imported = self.run.manifest.imported is not None  # whose drafts nobody counted
+        if not ours or imported or self.method == "ar" or any(r.n_drafted for r in ours):
             return ""
         budget = self.run.manifest.labels[self.label].budget
         return f" ({NO_DRAFTS.get(budget, NO_DRAFTS[None])})"

@@ -210,7 +210,7 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     if cfg.baseline and entries[0].label != BASELINE:
         entries.insert(0, entry_of(compose_entry(cfg, BASELINE)))
     entries += [entry_of(compose_entry(cfg, extra)) for extra in cfg.compare]
-    refuse_duplicate_labels(entries, "'compare=[{method: LABEL, label: LABEL_2}]'")
+    refuse_duplicate_labels(entries, "'compare=[{method: METHOD, label: LABEL_2}]'")
     return tuple(entries)
 
 

@@ -572,7 +572,8 @@ def _drafts(
     plain = {"ar", manifest.baseline}
     ours = [r for r in records if r.engine == OWN_ENGINE and not {r.method, r.label} & plain]
     drafted = _totals(ours, lambda r: r.n_drafted)
-    for label, steps in _totals(ours, lambda r: r.n_target_passes).items():
+    steps_by_label = _totals(ours, lambda r: r.n_target_passes)
+    for label, steps in steps_by_label.items() if manifest.imported is None else ():
         if steps and not drafted[label]:
             why = NO_DRAFTS.get(manifest.labels[label].budget, NO_DRAFTS[None])
             yield _warn("NO_DRAFT", label=label, steps=steps, why=why)

@@ -89,13 +89,13 @@ class FittedTable:
         for name, number in zip(cells, numeric_columns(cells), strict=True):
             texts = [str(cell) for cell in cells[name]]
             longest = max(map(len, texts), default=0)
-            # A short word is never broken; a number neither.
+            # A short word is never broken; a number with its interval neither.
             word = max((len(w) for w in " ".join([name, *texts]).split()), default=1)
             table.add_column(
                 Text(re.sub(" (?!%)", "\n", name) if number and len(name) > longest else name),
                 justify="right" if number else "left",
                 no_wrap=number,
-                min_width=max(min(word, _WORD), widest),
+                min_width=max(longest if number else min(word, _WORD), widest),
                 overflow="fold",
             )
             widest = 0

@@ -70,8 +70,8 @@ def test_runs_that_do_not_belong_together_are_refused(tmp_path, capsys):
     other = str(write(tmp_path / "other", "predicted", {"ar": 4.0, "sam": 2.0}))
     for folders, why in (
         ((live, other), "no common cases"),
-        ((live, live), "has measured times, not predicted"),
-        ((other, live), "has predicted times, not measured"),
+        ((live, live), "must have predicted times, got measured"),
+        ((other, live), "must have measured times, got predicted"),
     ):
         assert residuals.main(folders) == 2
         assert why in capsys.readouterr().err
