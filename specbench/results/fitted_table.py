@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _KEPT = ("MAT", "speedup")  # columns that stay where others find no room
-_WORD = 16  # characters of a word that is not broken
+_WORD = 17  # characters of a word that is not broken
 
 # A frame, or cells by heading: a run's end has a few rows, and pandas takes long to import.
 Columns: TypeAlias = "pd.DataFrame | Mapping[str, Sequence[Cell]]"
@@ -63,21 +62,29 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         names, dropped = [str(name) for name in self.columns], list[str]()
-        table = self._table(names)
-        unlimited = options.update(max_width=10_000)  # a measurement is cut at the width
-        while Measurement.get(console, unlimited, table).minimum > options.max_width:
+        while not self._fits(table := self._table(names), options.max_width):
             last = next((n for n in names[: self.groups : -1] if not n.startswith(_KEPT)), None)
             if last is None:
                 break
             names.remove(last)
             dropped.insert(0, last)
-            table = self._table(names)
         if self.title:
             yield Text(self.title, style="bold")
         yield table
         gone = f"Not shown for lack of room: {', '.join(dropped)}." if dropped else ""
         for line in filter(None, [*self.caption.split("\n"), gone]):
             yield Text(line, style="dim")
+
+    def _fits(self, table: Table, width: int) -> bool:
+        """Narrow the widest columns of text until the table fits; return whether it does."""
+        columns = table.columns
+        while sum(column.width or 0 for column in columns) + 2 * len(columns) - 2 > width:
+            texts = [c for c in columns if not c.no_wrap and (c.width or 0) > (c.min_width or 0)]
+            if not texts:
+                return False
+            widest = max(texts, key=lambda column: column.width or 0)
+            widest.width = (widest.width or 0) - 1
+        return True
 
     def _table(self, names: Sequence[str]) -> Table:
         # Text, because brackets in a plain string would be taken for markup.
@@ -89,13 +96,16 @@ class FittedTable:
         for name, number in zip(cells, numeric_columns(cells), strict=True):
             texts = [str(cell) for cell in cells[name]]
             longest = max(map(len, texts), default=0)
+            heading = re.sub(" (?!%)", "\n", name) if number and len(name) > longest else name
+            whole = max(longest, widest, *map(len, heading.split("\n")))
             # A short word is never broken; a number with its interval neither.
             word = max((len(w) for w in " ".join([name, *texts]).split()), default=1)
             table.add_column(
-                Text(re.sub(" (?!%)", "\n", name) if number and len(name) > longest else name),
+                Text(heading),
                 justify="right" if number else "left",
                 no_wrap=number,
-                min_width=max(longest if number else min(word, _WORD), widest),
+                width=whole,
+                min_width=max(min(word, _WORD), widest),
                 overflow="fold",
             )
             widest = 0
