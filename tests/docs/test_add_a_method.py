@@ -1,4 +1,4 @@
-"""The example methods of docs/add_a_method.md work as printed."""
+"""The example methods of README and docs/add_a_method.md work as printed."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.pages import ROOT, text
 
-EXAMPLES = ("successor_walk", "likeliest_chain")
+EXAMPLES = ("my_method", "successor_walk", "likeliest_chain")
 SUITE = """
 import sys, pytest, methods
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_the_tests_find_the_examples_and_pass(tmp_path, tests):
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "methods").mkdir()
     blocks = r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$"
-    listings = re.findall(blocks, text("docs/add_a_method.md"), re.S | re.M)
+    listings = re.findall(blocks, text("README.md") + text("docs/add_a_method.md"), re.S | re.M)
     files = {f for e in EXAMPLES for f in (f"methods/{e}.py", f"conf/method/{e}.yaml")}
     assert {name for _, name in listings} == files
     for listing, name in listings:
