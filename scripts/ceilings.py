@@ -32,16 +32,16 @@ from specbench.storage import jsonl
 
 def ceilings(run: Run, label: str, surfaces: Sequence[CostSurface]) -> list[NumberCell]:
     """Estimate MAT, tokens verified per step, and the ceiling on each surface, of one label."""
-    turns = {str(trace.turn_id): trace for trace in read_steps(run.path / STEPS)}
-    records = [r for r in run.records if r.label == label and str(r.turn_id) in turns]
+    turns = {trace.key: trace for trace in read_steps(run.path / STEPS)}
+    records = [r for r in run.records if r.label == label and r.key in turns]
 
     def rows(record: CaseRecord) -> np.ndarray:
         """Root, draft and auxiliary tokens of each step's pass; auxiliary ones as their mean."""
-        drafted = np.array(turns[str(record.turn_id)].drafted, np.float64)
+        drafted = np.array(turns[record.key].drafted, np.float64)
         return 1 + drafted + (record.n_aux or 0) / len(drafted)
 
     def method_s(record: CaseRecord, surface: CostSurface) -> float:
-        committed = np.array(turns[str(record.turn_id)].committed)
+        committed = np.array(turns[record.key].committed)
         context = record.n_prompt + np.cumsum(committed) - committed
         return float(surface.tree.predict(rows(record), context.astype(np.float64)).sum())
 
@@ -82,17 +82,17 @@ def main() -> int:
     surfaces = [CostSurface.read(path) for path in options.surface]
     runs, _ = usable_runs(options.runs, include_incomplete=False)
     claims, lines = load_claims(), []
+    names = ["mat", "tokens_per_pass", *(path.stem for path in options.surface)]
     for run in runs:
         if not (run.path / STEPS).is_file():
             raise ResultsError(f"{run.path} has no {STEPS}: name a run's own folder, no kept one.")
         for label, info in run.manifest.labels.items():
             if info.method in (None, "ar"):
                 continue
-            value_of = ["mat", "tokens_per_pass", *(path.stem for path in options.surface)]
-            estimates = dict(zip(value_of, ceilings(run, label, surfaces), strict=True))
+            estimates = dict(zip(names, ceilings(run, label, surfaces), strict=True))
             claim = claim_for(str(info.method), options.claims, claims)
             lines.append((label, estimates, claim))
-    lines.sort(key=lambda line: -(list(line[1].values())[-1].value or 0))
+    lines.sort(key=lambda line: -(line[1][names[-1]].value or 0))
     table = Table("method", "MAT", "rows", box=None, padding=(0, 2, 0, 0))
     for heading in (*(f"ceiling: {path.stem}" for path in options.surface), "claimed"):
         table.add_column(heading)

@@ -38,7 +38,7 @@ from analysis.plots.style import save
 from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.load import usable_runs
 from specbench.paths import PROJECT
-from specbench.results.headline_table import NO_DRAFTS, against_cell
+from specbench.results.headline_table import against_cell, no_drafts_text
 from specbench.results.metrics import METRICS
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
@@ -112,9 +112,7 @@ def _read(path: Path) -> Any:
         if row["task"] == "overall":
             row["against"] = str(against_cell(summary["against_best"].get(row["label"])))
             if row["label"] in idle:
-                row["idle"] = NO_DRAFTS.get(
-                    labels.get(row["label"], {}).get("budget"), NO_DRAFTS[None]
-                )
+                row["idle"] = no_drafts_text(labels.get(row["label"], {}).get("budget"))
     return summary["rows"] + summary.get("served", []) + summary.get("batched", [])
 
 

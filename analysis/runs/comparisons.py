@@ -14,10 +14,11 @@ from analysis.runs.claims import Claim, check_claim, claims_not_run, find_claim,
 from analysis.runs.load import Run
 from analysis.runs.settings import run_texts, setting_texts
 from specbench.results.cells import FEWEST, NumberCell
-from specbench.results.headline_table import NO_DRAFTS, metric_cell
+from specbench.results.conditions import steps_without_drafts
+from specbench.results.headline_table import metric_cell, no_drafts_text
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
-from specbench.results.records import OWN_ENGINE, TIMINGS, CaseRecord
+from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.counted import rankable
 from specbench.results.statistics.disturbed import disturbance
 from specbench.results.statistics.roofline import baseline_context
@@ -54,12 +55,10 @@ class ComparedLabel:
     @cached_property
     def without_drafts(self) -> str:
         """The suffix to the name of a label that drafted nothing; "" for others."""
-        ours = [r for r in self.records if r.engine == OWN_ENGINE]
-        imported = self.run.manifest.imported is not None  # whose drafts nobody counted
-        if not ours or imported or self.method == "ar" or any(r.n_drafted for r in ours):
+        manifest = self.run.manifest
+        if self.label not in steps_without_drafts(self.records, manifest):
             return ""
-        budget = self.run.manifest.labels[self.label].budget
-        return f" ({NO_DRAFTS.get(budget, NO_DRAFTS[None])})"
+        return f" ({no_drafts_text(manifest.labels[self.label].budget)})"
 
     @property
     def knobs(self) -> JsonObject:

@@ -17,7 +17,7 @@ import yaml
 from specbench.config.schema import STORED_WEIGHTS
 from specbench.paths import PROJECT
 from specbench.results.cells import FEWEST
-from specbench.results.headline_table import AGAINST_TEXT, NO_DRAFTS, cases_text, join_names
+from specbench.results.headline_table import AGAINST_TEXT, cases_text, join_names, no_drafts_text
 from specbench.results.manifest import ModelInfo, Passes, RunManifest
 from specbench.results.metrics import METRICS
 from specbench.results.records import (
@@ -569,14 +569,20 @@ def _drafts(
     sources = _draft_sources(manifest, [row for row in rows if row["task"] == OVERALL])
     if {"tuned", "published"} <= set(sources.values()):
         yield _warn("MIXED", kinds=_by_value(sources))
+    for label, steps in steps_without_drafts(records, manifest).items():
+        why = no_drafts_text(manifest.labels[label].budget)
+        yield _warn("NO_DRAFT", label=label, steps=steps, why=why)
+
+
+def steps_without_drafts(records: Iterable[CaseRecord], manifest: RunManifest) -> Mapping[str, int]:
+    """Count the steps of each label that drafted nothing; imported runs have no draft counts."""
+    if manifest.imported is not None:
+        return {}
     plain = {"ar", manifest.baseline}
     ours = [r for r in records if r.engine == OWN_ENGINE and not {r.method, r.label} & plain]
     drafted = _totals(ours, lambda r: r.n_drafted)
-    steps_by_label = _totals(ours, lambda r: r.n_target_passes)
-    for label, steps in steps_by_label.items() if manifest.imported is None else ():
-        if steps and not drafted[label]:
-            why = NO_DRAFTS.get(manifest.labels[label].budget, NO_DRAFTS[None])
-            yield _warn("NO_DRAFT", label=label, steps=steps, why=why)
+    steps = _totals(ours, lambda r: r.n_target_passes)
+    return {label: count for label, count in steps.items() if count and not drafted[label]}
 
 
 def _served(rows: Iterable[ServedLabel]) -> Iterator[Warned]:

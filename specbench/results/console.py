@@ -10,7 +10,7 @@ from rich.console import Console
 from specbench.errors import first_line
 from specbench.results.conditions import Warned
 from specbench.results.fitted_table import FittedTable, columns_of, in_short
-from specbench.results.headline_table import DECISION, NO_DRAFTS, decision_cells
+from specbench.results.headline_table import DECISION, decision_cells, no_drafts_text
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DONE, SUMMARY
 from specbench.results.summary_schema import Summary
@@ -83,13 +83,12 @@ def render(summary: Summary) -> FittedTable:
     rows = sorted(overall, key=lambda row: (row["method"] == BASELINE, -(row["speedup"] or 0.0)))
     faster = {pair["first"]: pair["verdict"] == "faster" for pair in summary["pairs"][::-1]}
     unit = "groups" if summary.get("batched") else "cases"
-    idle = {
-        w["values"]["label"]: w["values"] for w in summary["warnings"] if w["code"] == "NO_DRAFT"
-    }
+    warned = [w["values"] for w in summary["warnings"] if w["code"] == "NO_DRAFT"]
+    idle = {values["label"]: values.get("why", no_drafts_text(None)) for values in warned}
     cells = []
     for row in rows:
         label, interval = row["label"], row["speedup_ci"]
-        name = f"{label} ({idle[label].get('why', NO_DRAFTS[None])})" if label in idle else label
+        name = f"{label} ({idle[label]})" if label in idle else label
         # A single method is in no pair: the interval of its speedup decides.
         shown = faster.get(label, interval is not None and interval[0] > 1)
         standing = summary["against_best"].get(label)

@@ -31,8 +31,6 @@ _OUTPUT_TEXTS = {
 
 LEADERS_NAMED = 4
 
-# Behind the name of a label that drafted nothing, by where its draft length comes from.
-NO_DRAFTS: Mapping[str | None, str] = {"tuned": "tuned off", None: "no drafts"}
 
 AGAINST_TEXT = (
     "best: shown faster than all others; highest: the fastest here, but not shown faster than all "
@@ -119,6 +117,11 @@ def pair_text(pair: Pair) -> str:
     if pair["verdict"] == "undecided" and needed:
         return f"{word} (about {needed:,} cases needed)"
     return word
+
+
+def no_drafts_text(budget: str | None) -> str:
+    """Say why a label drafts nothing, by where its draft length comes from."""
+    return "tuned off" if budget == "tuned" else "no drafts"
 
 
 def p_text(p: float) -> str:
