@@ -41,6 +41,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree, Needs
 from specbench.draft_structures.head_tree import FixedTreeDrafter
+from specbench.draft_structures.marginal_tree import top_log_probs
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.drafter import HeadDrafter
 
@@ -128,7 +129,7 @@ class _DynamicTree(HeadDrafter):
     ) -> ModelWork[torch.Tensor]:
         """Return ids, parents and path probabilities, the likeliest first, ``[3, n]`` float64."""
         head = self._head
-        scores, ids = self._children((yield from head.scoring(feature)))
+        scores, ids = top_log_probs((yield from head.scoring(feature)), self.top_k)
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
         # All nodes, in the order of their creation.
@@ -142,7 +143,7 @@ class _DynamicTree(HeadDrafter):
         n_nodes = k
         for level in range(levels - 1):
             out = yield from head.extending(ids, above, read)
-            gained, children = self._children((yield from head.scoring(out)))
+            gained, children = top_log_probs((yield from head.scoring(out)), self.top_k)
             children = head.to_target_ids(children).flatten()
             gained = (scores[:, None] + gained).flatten()
             all_ids.append(children)
@@ -170,15 +171,6 @@ class _DynamicTree(HeadDrafter):
         # The only copy to the host per draft.
         tokens, above, probs = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
         return DraftTree(tokens.astype(np.int64), above.astype(np.int64), path_probs=probs.copy())
-
-    def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and head ids of each node's best children, ``[n, top_k]``."""
-        if logits.dtype != torch.float64:
-            logits = logits.float()
-        k = min(self.top_k, logits.shape[-1])
-        best, ids = logits.topk(k, dim=-1)
-        # Normalizing the likeliest ones alone rounds less than a softmax over all.
-        return best - logits.logsumexp(-1, keepdim=True), ids
 
 
 def _first(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -14,10 +14,13 @@ Where ours differs, and why:
       ``specbench.decoding.verify.typical`` says.
     - The tree is that of ``medusa_model_legacy.py``, of the evaluation scripts there and of
       Spec-Bench, whatever the target. ``tree=by_model`` chooses as ``medusa_model.py`` does.
+    - ``tree=dynamic`` is DDTree over Medusa's heads: the ``nodes`` likeliest prefixes under their
+      independence, whatever the temperature (``specbench.draft_structures.marginal_tree``).
     - The tree has parent indices; the reference pads its paths with id 0, which it can accept.
     - The first draft comes after the prompt's pass, as for every method here.
 Example: head 1 ranks a before b and head 2 c before d: the paths (0), (1), (0, 0) and (1, 1) are
-    a, b, "a c" and "b d".
+    a, b, "a c" and "b d". ``tree=dynamic``, ``nodes`` 3, head 1 giving a .6 and b .3, head 2 c .7
+    and d .2: the prefixes weigh .6 (a), .42 ("a c"), .3 (b) and .21 ("b c"): a, "a c" and b.
 State kept: none beyond the last state.
 """
 
@@ -25,16 +28,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from specbench.config.schema import Text
+from specbench.config.schema import Positive, Text
 from specbench.decoding.protocols import ModelWork, TargetInfo
-from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree, Needs
 from specbench.draft_structures.head_tree import FixedTreeDrafter
+from specbench.draft_structures.marginal_tree import likeliest_prefixes, top_log_probs
 from specbench.draft_structures.static_tree import (
     TREES,
     StaticTree,
@@ -46,7 +50,7 @@ from specbench.models.heads import medusa
 from specbench.models.heads.checkpoint import read_json
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
-_BY_MODEL = "by_model"
+_BY_MODEL, _DYNAMIC = "by_model", "dynamic"
 # Parts of the name of the target that a head was trained for, and the tree that the reference code
 # (``get_medusa_choice``) then takes: the first match, else `_OTHERS`.
 _AUTHORS = (
@@ -71,23 +75,47 @@ class Medusa(FixedTreeDrafter):
     """Medusa-1: trained heads on the target's last state, one for each token ahead.
 
     Attributes:
-        tree: also ``by_model``: by the name in the head's config.json, as the reference code does.
+        tree: also ``by_model``: by the name in the head's config.json, as the reference code does;
+            and ``dynamic``: the likeliest prefixes of each step.
+        nodes: of a dynamic tree.
     """
 
     name: str = "medusa"
     head: Text = "medusa"
+    nodes: Positive = 32
+
+    @property
+    def _dynamic(self) -> bool:
+        return self.tree == _DYNAMIC
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes if self._dynamic else super().max_nodes
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, path_probs=self._dynamic)
 
     def _shape(self) -> StaticTree:
-        # Until `setup` has read the head's configuration; all its trees have as many nodes.
-        tree = _OTHERS if self.tree == _BY_MODEL and self.levels is None else self.tree
-        return tree_of_knobs(tree, self.levels, type(self).tree, also=[_BY_MODEL])
+        # Until the head is loaded; all trees of `by_model` have as many nodes.
+        later = self.tree in (_BY_MODEL, _DYNAMIC) and self.levels is None
+        tree = _OTHERS if later else self.tree
+        return tree_of_knobs(tree, self.levels, type(self).tree, also=[_BY_MODEL, _DYNAMIC])
 
-    def setup(self, context: DraftContext) -> None:
+    def _shape_for(self, context: DraftContext) -> StaticTree:
+        if self._dynamic:  # all candidates that its nodes may be of, level by level
+            ranks, levels = range(min(self.nodes, self._n_ids)), range(len(self._head.heads))
+            return StaticTree.from_paths(
+                (0,) * level + (rank,) for level in levels for rank in ranks
+            )
         if self.tree == _BY_MODEL and self.levels is None:
             config = read_json(context.heads[self.head])
             tree = authors_tree(str(config.get("base_model_name_or_path")))
             log.info("%s: method.tree=by_model is %s", context.heads[self.head], tree)
-            self._tree = load_tree(TREES[tree])
+            return load_tree(TREES[tree])
+        return self._tree
+
+    def setup(self, context: DraftContext) -> None:
         super().setup(context)
         require_heads(self._tree, len(self._head.heads), context.heads[self.head])
         depths = np.array([len(path) - 1 for path in self._tree.paths])
@@ -119,16 +147,30 @@ class Medusa(FixedTreeDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """Return the tree's tokens, ``[n]``."""
+        """Return the tree's tokens ``[n]``; of a dynamic one what `_best` gives of a row."""
         logits = yield from self._head.guessing(feature, levels)
         return self._chosen(self._best(logits)[0], levels)
 
     def _chosen(self, best: torch.Tensor, levels: int) -> torch.Tensor:
-        """Return the tokens of the first ``levels``' nodes, from one row of `_best`."""
+        """Return what `_tree_of` reads of the first ``levels``' nodes, from one row of `_best`."""
+        if self._dynamic:
+            return best[:, :levels]
         n = sum(self._tree.level_sizes[:levels])
         tokens: torch.Tensor = self._head.to_target_ids(best[self._depths[:n], self._ranks[:n]])
         return tokens
 
     def _best(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return each row's candidates, ``[n, levels, ranks]``, as the heads' own ids."""
-        return logits.topk(self._tree.n_ranks, dim=-1).indices
+        """Return each row's candidates, ``[n, levels, ranks]``, as the heads' own ids.
+
+        For a dynamic tree ``[n, 2, levels, ranks]`` float64: target ids and log-probabilities.
+        """
+        if not self._dynamic:
+            return logits.topk(self._tree.n_ranks, dim=-1).indices
+        log_probs, ids = top_log_probs(logits, self._tree.n_ranks)
+        return torch.stack([self._head.to_target_ids(ids).double(), log_probs.double()], dim=1)
+
+    def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
+        if not self._dynamic:
+            return super()._tree_of(drafted, levels)
+        ids, log_probs = drafted[:, :levels].cpu().numpy()  # the only copy to the host
+        return likeliest_prefixes(ids.astype(np.int64), log_probs, self.nodes)

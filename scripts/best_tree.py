@@ -53,7 +53,7 @@ def acceptance_of(run: Path, label: str, by_level: bool) -> tuple[StaticTree, Fl
     knobs = {key: value for key, value in info.knobs.items() if key != "name"}
     drafter = hydra.utils.instantiate(method_node(method, knobs), _convert_="all")
     tree = getattr(drafter, "shape", None)
-    if tree is None or knobs.get("tree") == "by_model":
+    if tree is None or knobs.get("tree") in ("by_model", "dynamic"):
         raise ConfigurationError(
             f"{label} of {run} fills no fixed tree that its settings name. Run token_recycling, "
             "medusa, hydra or eagle with method.levels=[...] or method.tree=NAME."

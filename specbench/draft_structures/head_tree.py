@@ -43,6 +43,10 @@ class FixedTreeDrafter(HeadDrafter):
     def _shape(self) -> StaticTree:
         return tree_of_knobs(self.tree, self.levels, type(self).tree)
 
+    def _shape_for(self, context: DraftContext) -> StaticTree:
+        """Return the tree, now that the head is loaded."""
+        return self._tree
+
     @property
     def max_nodes(self) -> int:
         return len(self._tree)
@@ -62,6 +66,9 @@ class FixedTreeDrafter(HeadDrafter):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
+        ids = self._head.target_ids
+        self._n_ids = context.vocab_size if ids is None else len(ids)
+        self._tree = self._shape_for(context)
         self._node_ranks = self._tree.ranks
         layers = self._tree.layers()
         self._n_ranks = [layer.n_ranks for layer in layers]
@@ -70,13 +77,11 @@ class FixedTreeDrafter(HeadDrafter):
             tuple(torch.from_numpy(part).to(self._device) for part in (x.above, x.ranks, x.inner))
             for x in layers
         ]
-        ids = self._head.target_ids
-        n_ids = context.vocab_size if ids is None else len(ids)
-        if self._tree.n_ranks > n_ids:
+        if self._tree.n_ranks > self._n_ids:
             key = "tree" if self.levels is None else "levels"
             raise ConfigurationError(
                 f"method.{key}={getattr(self, key)} takes {self._tree.n_ranks} candidates of a "
-                f"node, and there are {n_ids} ids. Name a tree of smaller ranks."
+                f"node, and there are {self._n_ids} ids. Name a tree of smaller ranks."
             )
 
     def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:

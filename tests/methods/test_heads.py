@@ -38,6 +38,7 @@ IDS = (2, 4, 5)  # the reference code's states for the ghost's 8 layers
 # By name: a small drafter, the plain guesses, the plain tree.
 TREE = {
     "medusa": (lambda: Medusa(levels=[3, 4, 2]), plain.medusa_guess, plain.static_tree),
+    "ddtree": (lambda: Medusa(tree="dynamic", nodes=9), plain.medusa_guess, plain.prefix_tree),
     "hydra": (lambda: Hydra(levels=[3, 4, 2]), plain.hydra_guess, plain.static_tree),
     "eagle": (lambda: Eagle(levels=[3, 4, 2]), plain.eagle_guess, plain.static_tree),
     "eagle2": (lambda: Eagle2(total=9, depth=2, top_k=3), plain.eagle_guess, plain.dynamic_tree),
@@ -45,6 +46,7 @@ TREE = {
 }
 HEADS = {
     "medusa": tiny_heads.medusa(),
+    "ddtree": tiny_heads.medusa(),
     "hydra": tiny_heads.hydra(n_heads=4),
     "eagle": tiny_heads.eagle(),
     "eagle2": tiny_heads.eagle(),
@@ -81,6 +83,8 @@ def plain_tree(name, drafter, text, states):
     guess = guesses(HEADS[name], GHOST.embeddings, text[1:], states)
     if grown is plain.static_tree:
         return plain.static_tree(guess, drafter._tree.paths)
+    if grown is plain.prefix_tree:
+        return plain.prefix_tree(guess, len(HEADS[name][1]) // 3, drafter.nodes)
     return grown(guess, drafter.total, drafter.depth, drafter.top_k)
 
 
@@ -169,6 +173,7 @@ FEW = 12  # ids: so few that trees of random heads hold the target's choices
 PROMPT = np.array([5, 9, 5, 9, 7, 5, 9])
 WIDE = {
     "medusa": lambda: Medusa(levels=[6, 8, 6, 4]),
+    "ddtree": lambda: Medusa(tree="dynamic", nodes=24),
     "hydra": lambda: Hydra(levels=[6, 8, 6, 4]),
     "eagle": lambda: Eagle(levels=[6, 8, 6, 4]),
     "eagle2": lambda: Eagle2(total=25, depth=3, top_k=6),
@@ -208,7 +213,7 @@ def check_exact(architecture, names, folder, monkeypatch):
 
 
 def test_output_is_plain_decoding_s(tmp_path, monkeypatch):
-    check_exact("qwen3", ("hydra", "eagle2", "eagle3"), tmp_path, monkeypatch)
+    check_exact("qwen3", ("ddtree", "hydra", "eagle2", "eagle3"), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

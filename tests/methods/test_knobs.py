@@ -44,6 +44,7 @@ REFUSED = [
     (Card, {"k": 5000}, "`method.k` must be at most"),
     (Eagle, {"tree": "medusa_63", "levels": [2, 1]}, r"two trees. Type method\.levels=null"),
     (Medusa, {"tree": "by_model", "levels": [2]}, r"by_model .* two trees"),
+    (Medusa, {"tree": "dynamic", "levels": [2]}, r"dynamic .* two trees"),
     (Ouroboros, {"topk": 21}, "`method.topk` must be at most guesses=20"),
     (PromptLookup, {"min_ngram": 4}, "`method.min_ngram` must be at most max_ngram=3"),
     (Retrieval, {"max_span": 1}, "`method.max_span` must be at least min_span=2"),

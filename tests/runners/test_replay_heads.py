@@ -32,7 +32,7 @@ METHODS = {
     "eagle2": "total: 40, depth: 3, top_k: 12",
     "eagle3": f"total: 40, depth: 3, top_k: 12, layer_ids: {LAYERS}",
     "sam_eagle2": "len_threshold: 3, auxiliary: {method: eagle2, total: 30, depth: 2, top_k: 12}",
-    "union": "drafters: [pld, eagle2, hydra], max_nodes: 60",
+    "union": "drafters: [pld, {method: medusa, tree: dynamic}, hydra], max_nodes: 60",
 }
 COMPARE = "compare=[{}]".format(
     ", ".join(f"{{method: {name}, {knobs}}}" for name, knobs in METHODS.items())
