@@ -26,7 +26,9 @@ from typing import ClassVar
 
 import torch
 
+from specbench.arrays import IntArray
 from specbench.config.schema import Text
+from specbench.decoding.device import to_device
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import DraftContext
 from specbench.draft_structures.head_tree import FixedTreeDrafter
@@ -62,3 +64,7 @@ class Hydra(FixedTreeDrafter):
             tokens.append(head.to_target_ids(best[above, ranks]))
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
         return torch.cat(tokens)
+
+    def _scoring_first(self, features: torch.Tensor, after: IntArray) -> ModelWork[torch.Tensor]:
+        paths = to_device(after[:, None].copy(), self._device)
+        return (yield from self._head.guessing(features, paths))

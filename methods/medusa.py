@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specbench.arrays import IntArray
 from specbench.config.schema import Positive, Text
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree, Needs
@@ -150,6 +151,9 @@ class Medusa(FixedTreeDrafter):
         """Return the tree's tokens ``[n]``; of a dynamic one what `_best` gives of a row."""
         logits = yield from self._head.guessing(feature, levels)
         return self._chosen(self._best(logits)[0], levels)
+
+    def _scoring_first(self, features: torch.Tensor, after: IntArray) -> ModelWork[torch.Tensor]:
+        return (yield from self._head.guessing(features, 1))[:, 0]
 
     def _chosen(self, best: torch.Tensor, levels: int) -> torch.Tensor:
         """Return what `_tree_of` reads of the first ``levels``' nodes, from one row of `_best`."""

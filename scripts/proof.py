@@ -36,9 +36,9 @@ BEFORE, NOW = "before", "now"
 FIELDS = ("output_ids", "accepted_per_step", "n_drafted", "finish_reason", "n_new", "text")
 
 METHODS = (
-    "pld,ngram_mod,ngram_map,suffix_decoding,suffix_else_head,adaptive,sam,sam_eagle2,rest,ssd,"
-    "cacheback,ngrammys,token_recycling,logitspec,racer,lookahead,jacobi,medusa,hydra,eagle,eagle2,"
-    "eagle3,sps,opt_tree,ouroboros,card,random_drafts,{method: pearl, gamma: 3}"
+    "pld,ngram_mod,ngram_map,suffix_decoding,suffix_else_head,choose,adaptive,sam,sam_eagle2,rest,"
+    "ssd,cacheback,ngrammys,token_recycling,logitspec,racer,lookahead,jacobi,medusa,hydra,eagle,"
+    "eagle2,eagle3,sps,opt_tree,ouroboros,card,random_drafts,{method: pearl, gamma: 3}"
 )  # PEARL's own gamma is by the clock
 REPLAYED = (
     "ngram_mod,ngram_map,suffix_decoding,adaptive,sam,sam_eagle2,rest,ssd,cacheback,ngrammys,"

@@ -40,7 +40,7 @@ _FAMILIES = {
     "the model's own passes": ("#009E73", "jacobi logitspec lookahead racer token_recycling"),
     "trained heads": ("#D55E00", "eagle eagle2 eagle3 hydra medusa"),
     "draft models": ("#AA3377", "card opt_tree ouroboros pearl sps"),
-    "combined": ("#E69F00", "adaptive sam_eagle2 suffix_else_head union"),
+    "combined": ("#E69F00", "adaptive choose sam_eagle2 suffix_else_head union"),
     "plain decoding": ("#AAAAAA", "ar oracle random_drafts"),
     "other": ("#000000", ""),
 }

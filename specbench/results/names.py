@@ -12,6 +12,7 @@ METHODS = {
     "ar_eager": "Plain decoding (eager)",
     "cacheback": "Cacheback",
     "card": "CARD",
+    "choose": "Choose",
     "eagle": "EAGLE",
     "eagle2": "EAGLE-2",
     "eagle3": "EAGLE-3",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from methods.choose import Choose
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
@@ -187,6 +188,10 @@ WIDE = {
                   Medusa(levels=[3])],
         max_nodes=16, fill="priority",
     ),
+    "choose": lambda: Choose(
+        drafters=[PromptLookup(num_tokens=4), Eagle2(total=20, depth=2, top_k=5),
+                  Hydra(levels=[6, 8])],
+    ),
     "suffix_else_head": lambda: SuffixElseHead(
         drafters=[SuffixDecoding(), Eagle2(total=20, depth=2, top_k=5)], min_score=1.5
     ),
@@ -213,7 +218,7 @@ def check_exact(architecture, names, folder, monkeypatch):
 
 
 def test_output_is_plain_decoding_s(tmp_path, monkeypatch):
-    check_exact("qwen3", ("ddtree", "hydra", "eagle2", "eagle3"), tmp_path, monkeypatch)
+    check_exact("qwen3", ("ddtree", "hydra", "eagle2", "eagle3", "choose"), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -225,7 +230,7 @@ def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*TREE, "sam_eagle2", "suffix_else_head", "union"])
+@pytest.mark.parametrize("name", [*TREE, "choose", "sam_eagle2", "suffix_else_head", "union"])
 def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     sampling = Sampling(1.0)
     heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)

@@ -60,6 +60,7 @@ class HeadDrafter(ModelDrafter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._waiting: list[torch.Tensor] = []
+        self._feature: torch.Tensor = torch.empty(0)  # of the root, once `begin` has read
         self._reserved = self._graph_tokens = self._launched = 0
         self._graphs: HeadGraphs | None = None
 
@@ -77,6 +78,11 @@ class HeadDrafter(ModelDrafter):
     def _levels(self) -> int:
         """Levels of its largest tree."""
         raise NotImplementedError
+
+    @property
+    def max_levels(self) -> int:
+        """Levels of its largest tree."""
+        return self._levels
 
     @property
     def _nodes_read(self) -> int:
@@ -169,6 +175,27 @@ class HeadDrafter(ModelDrafter):
             root = to_device(np.array([state.root]), self._device) if self.reads_root else None
             drafted = yield from self._growing(self._feature, levels, root)
         return self._tree_of(drafted, levels)
+
+    def first_guesses(self, state: DecodeState) -> ModelWork[IntArray]:
+        """Guess the token after each one committed since the last call, ``[n]`` on the host.
+
+        The last guess follows the root. The first call of a turn guesses that one alone.
+        """
+        features, after = self._feature, state.tokens[-1:]
+        if self._waiting:
+            states = torch.cat(self._waiting)
+            after, self._waiting = state.tokens[-len(states) :], []
+            ids = to_device(after.copy(), self._device)
+            features = yield from self._head.catching_up(ids, states)
+            self._feature = features[-1:]
+        logits = yield from self._scoring_first(features, after)
+        guesses: IntArray = self._head.to_target_ids(logits.argmax(-1)).cpu().numpy()
+        return guesses
+
+    def _scoring_first(self, features: torch.Tensor, after: IntArray) -> ModelWork[torch.Tensor]:
+        """Compute the first level's logits ``[n, vocab]``; ``after [n]`` follow the rows."""
+        logits: torch.Tensor = yield from self._head.scoring(features)
+        return logits
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         self._waiting = [self._joined(hidden)]

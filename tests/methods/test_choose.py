@@ -1,0 +1,171 @@
+"""Choose against plain forms of NormalHedge, UCB1 and its own scores."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from methods.choose import Choose, hedge_weights, matched
+from methods.eagle import Eagle2
+from methods.hydra_heads import Hydra
+from methods.medusa import Medusa
+from methods.sps import Sps
+from methods.suffix_decoding import SuffixDecoding
+from methods.suffix_else_head import SuffixElseHead
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import run_to_completion
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.errors import ConfigurationError
+from tests.methods import toy_turns
+from tests.models.heads import tiny_heads
+
+PROMPT, LENGTH = [1, 2, 3, 1, 2], 60
+
+
+@dataclass(kw_only=True, eq=False)
+class Knowing(Drafter):
+    """Drafts ``rights[position]`` tokens of the text, then a wrong one; nothing for -1."""
+
+    name: str = "knowing"
+    rights: np.ndarray
+    text: np.ndarray
+
+    def propose(self, state):
+        right = self.rights[state.length]
+        tokens = self.text[state.length : state.length + right + 1].copy()
+        tokens[right:] = (tokens[right:] + 1) % 6
+        return DraftTree.chain(tokens)
+
+    def observe(self, state, outcome):
+        if len(outcome.tree):
+            assert len(outcome.path) == min(self.rights[state.length - state.last_committed], 99)
+
+
+def parts_of(seed):
+    rule, draw = toy_turns.markov_rule(seed), np.random.default_rng(seed)
+    text = np.array(PROMPT + toy_turns.continued(rule, PROMPT, LENGTH + 20))
+    rights = [draw.integers(-1, most, len(text)) for most in (3, 4, 9)]
+    return rule, rights, [Knowing(rights=right, text=text) for right in rights]
+
+
+def plain_weights(regrets):
+    positive = [max(r, 0.0) for r in regrets]
+    if not any(positive):
+        return [1 / len(regrets)] * len(regrets)
+
+    def excess(c):
+        return sum(math.exp(r * r / (2 * c)) for r in positive) / len(positive) - math.e
+
+    top = max(positive) ** 2
+    c = brentq(excess, top / (2.2 * (1 + math.log(len(regrets)))), top / 1.9, xtol=1e-14)
+    raw = [r / c * math.exp(r * r / (2 * c)) for r in positive]
+    return [w / sum(raw) for w in raw]
+
+
+def test_weights_are_normal_hedge_s():
+    draw = np.random.default_rng(0)
+    for n in [1, 2, 4, 7] * 50:
+        regrets = draw.normal(size=n) * 10 ** draw.uniform(-2, 3)
+        assert hedge_weights(regrets) == pytest.approx(plain_weights(regrets), abs=1e-9)
+
+
+@pytest.mark.parametrize("skip_empty", [False, True])
+@pytest.mark.parametrize("loss", ["length", "token"])
+def test_hedge_takes_the_parts_of_a_plain_form(loss, skip_empty):
+    n_played = Counter()
+    for seed in range(5):
+        rule, rights, parts = parts_of(seed)
+        chooser = Choose(drafters=parts, loss=loss, draw=False, skip_empty=skip_empty)
+        chooser.setup(DraftContext(6, frozenset()))
+        _, steps = toy_turns.play(chooser, PROMPT, LENGTH, rule)
+        length, past = len(PROMPT) + 1, []
+        for (committed, _), played in zip(steps, chooser._played, strict=True):
+            regrets = np.zeros(3)
+            for root, taken in past:  # from scratch: what the text so far says of each step
+                known = length - root
+                scores = [min(max(r[root], 0), known, known if loss == "length" else 1)
+                          for r in rights]  # fmt: skip
+                awake = [not skip_empty or r[root] >= 0 for r in rights]
+                regrets += (np.array(scores) - scores[taken]) * awake
+            weights = np.array(plain_weights(regrets))
+            awake = weights * [not skip_empty or r[length] >= 0 for r in rights]
+            assert played == int((awake if awake.any() else weights).argmax())
+            past.append((length, played))
+            n_played[played] += 1
+            length += len(committed)
+    assert len(n_played) == 3
+
+
+def test_ucb_takes_the_parts_of_the_formula_and_thompson_learns():
+    for seed in range(5):
+        rule, _, parts = parts_of(seed)
+        chooser = Choose(drafters=parts, policy="ucb")
+        chooser.setup(DraftContext(6, frozenset()))
+        _, steps = toy_turns.play(chooser, PROMPT, LENGTH, rule)
+        rewards = [[], [], []]
+        for n, ((committed, tree), played) in enumerate(zip(steps, chooser._played, strict=True)):
+            bounds = [np.mean(r) + math.sqrt(2 * math.log(n) / len(r)) if r else math.inf
+                      for r in rewards]  # fmt: skip
+            assert played == bounds.index(max(bounds))
+            accepted = min(len(committed), len(tree) + 1) - 1
+            both = accepted / 8, accepted / max(len(tree), 1)
+            rewards[played].append(sum(both) / 2)
+        taken = []
+        chooser = Choose(drafters=parts, policy="thompson", longest=4)
+        chooser.setup(DraftContext(6, frozenset()))
+        for _ in range(5):
+            toy_turns.play(chooser, PROMPT, LENGTH, rule)
+            taken += chooser._played
+        assert taken.count(2) > taken.count(0)
+
+
+def test_scores_follow_the_longest_path_and_wait_for_the_text():
+    tree = DraftTree.from_paths([[1, 2, 3], [1, 4, 5, 6]])
+
+    def of(*text):
+        return matched(tree.tokens, tree.parents, np.array(text, dtype=np.int64))
+
+    assert of() == (0, True) and of(9) == (0, False)
+    assert of(1) == (1, True) and of(1, 4) == (2, True) and of(1, 4, 7) == (2, False)
+    assert of(1, 2, 3, 6) == (3, False) and of(1, 4, 5, 6) == (4, False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Eagle2(total=3, depth=1, top_k=1), lambda: Medusa(levels=[1, 1]),
+     lambda: Hydra(levels=[1, 1])],
+)  # fmt: skip
+def test_a_head_s_guesses_are_the_first_tokens_of_its_drafts(make, tmp_path):
+    heads, text = tiny_heads.save_each(tmp_path), np.random.default_rng(3).integers(0, 30, 20)
+    guessing, drafting = make(), make()
+    state = DecodeState(text[:4], 20)
+    state.commit(text[4:5])
+    states = tiny_heads.states_of(text, guessing.layers)
+    for head in (guessing, drafting):
+        head.setup(DraftContext(30, frozenset(), target=tiny_heads.Ghost(), heads=heads))
+        head.observe_prompt_hidden(text[:4], {i: rows[:4] for i, rows in states.items()})
+        head.begin(state)
+    guesses, first_tokens = [], [int(drafting.propose(state).tokens[0])]
+    for n_committed in (0, 1, 3, 2, 1, 4):
+        for _ in range(n_committed):
+            read = {i: rows[state.length - 1 : state.length] for i, rows in states.items()}
+            state.commit(text[state.length : state.length + 1])
+            outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, NO_TOKENS, None, hidden=read)
+            guessing.observe(state, outcome)
+            drafting.observe(state, outcome)
+            first_tokens.append(int(drafting.propose(state).tokens[0]))
+        guesses += run_to_completion(guessing.first_guesses(state)).tolist()
+    assert guesses == first_tokens and len(set(guesses)) > 3
+
+
+def test_parts_that_cannot_be_scored_are_refused():
+    with pytest.raises(ConfigurationError, match=r"draft of sps costs passes\. Type method.policy"):
+        Choose(drafters=[Sps()])
+    Choose(drafters=[Sps()], policy="ucb")
+    with pytest.raises(ConfigurationError, match="suffix_else_head costs passes"):
+        Choose(drafters=[SuffixElseHead(drafters=[SuffixDecoding(), Eagle2()])])
+    with pytest.raises(ConfigurationError, match="arm"):
+        Choose(arm=3)
