@@ -65,6 +65,7 @@ DRAFTED: dict[str, Callable[[], Drafter]] = {
 }
 HEADS: dict[str, Callable[[], Drafter]] = {
     "medusa": lambda: Medusa(levels=[3, 4, 2]),
+    "ddtree": lambda: Medusa(tree="dynamic", nodes=9),
     "hydra": lambda: Hydra(levels=[3, 4, 2]),
     "eagle": lambda: Eagle(levels=[3, 4, 2]),
     "eagle2": lambda: Eagle2(total=9, depth=2, top_k=3),
