@@ -91,7 +91,7 @@ FLOAT32_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "stored")
 Q8_0_WEIGHTS = "q8_0"
 PER_SEQUENCE = "per_sequence"  # of ``batch.budget``
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
-VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
+VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "traversal", "typical")
 LOOPS = ("generate", "assisted", "prompt_lookup")  # of transformers, under runner=hf
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")  # of the assistant's draft length
 RECORD_STATES = "states"  # of ``record``

@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from scipy.optimize import linprog
 from torch.overrides import TorchFunctionMode
 
 from specbench.decoding.sampling import Uniforms
@@ -77,6 +78,31 @@ class ToyPair:
                 weight = min(1.0, weight * ratio) if rule == "block" else weight * min(1.0, ratio)
                 total += probability * weight
         return total
+
+
+def best_possible(pair):
+    """Draft tokens that are accepted by the best rule which keeps the law: a linear program.
+
+    Its variables are how often each draft is met with each accepted path and token after it.
+    """
+    probabilities, effects, lengths, drafts = [], [], [], []
+    law, continued = pair.law(), cache(pair.law)
+    for number, (probability, _, texts) in enumerate(pair.drafts()):
+        probabilities.append(probability)
+        for text, token in itertools.product(texts, range(len(pair.target(())))):
+            effect = np.zeros_like(law)
+            effect[(*text, token)] = continued((*text, token))
+            effects.append(effect.ravel())
+            lengths.append(len(text))
+            drafts.append(number)
+    of_draft = np.array(drafts) == np.arange(len(probabilities))[:, None]
+    solved = linprog(
+        -np.array(lengths, dtype=float),
+        A_eq=np.vstack([np.array(effects).T, of_draft]),
+        b_eq=np.concatenate([law.ravel(), probabilities]),
+    )
+    assert solved.success, solved.message
+    return -solved.fun
 
 
 def random_pair(parents, vocabulary, seed, spread=1.0, cut=0, cut_draft=0, **more):
@@ -152,6 +178,9 @@ class Watched(np.ndarray):
 
     def __array_finalize__(self, made_from):
         self.chance = getattr(made_from, "chance", None)
+
+    def __getitem__(self, index):
+        return super().__getitem__((index, ...))  # watched even where it is one point
 
     def __le__(self, limits):
         self.chance.compared(np.asarray(self), limits)

@@ -4,8 +4,10 @@ Of a chain the accepted length must be the rule's closed form, and nothing that 
 accepts more than ``block`` (arXiv 2403.10444).
 """
 
+from functools import cache
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,12 +17,15 @@ from specbench.decoding.verify import (
     BlockVerifier,
     MatchVerifier,
     RejectionVerifier,
+    TraversalVerifier,
     TypicalVerifier,
     block,
     rejection,
+    traversal,
 )
-from tests.decoding.enumerated import EXACT, Chance, examine, fixed_pair, random_pair
+from tests.decoding.enumerated import EXACT, Chance, best_possible, examine, fixed_pair, random_pair
 
+SOLVED = 1e-7  # how far off the optimum of a linear program may be
 CHAIN = (-1, 0, 1, 2)
 PAIRS = {
     "the paper's example": fixed_pair([1, 2], [2, 1], 2),
@@ -36,17 +41,37 @@ PAIRS = {
     "4 deep, peaked": random_pair(CHAIN, 2, 8, spread=0.3),
     "siblings with replacement": random_pair((-1, -1, 0, 1), 3, 9),
     "siblings without": random_pair((-1, -1, 0, 0), 3, 10, replacement=False),
+    "two chains without": random_pair((-1, -1, 0, 1), 3, 11, replacement=False),
+    "three siblings": random_pair((-1, -1, -1), 3, 12),
+    "three siblings without": random_pair((-1, -1, -1), 4, 13, replacement=False),
+    "five nodes with replacement": random_pair((-1, -1, 0, 0, 1), 2, 14),
+    "five nodes without": random_pair((-1, -1, 0, 0, 1), 3, 15, replacement=False),
 }
-RULES = {MatchVerifier: None, RejectionVerifier: "token", BlockVerifier: "block"}
+LARGE = ["two chains without", "three siblings", "three siblings without", "five nodes without"]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in PAIRS]
+RULES = {
+    MatchVerifier: None,
+    RejectionVerifier: "token",
+    BlockVerifier: "block",
+    TraversalVerifier: "block",
+}
 
 
 def is_chain(pair):
     return pair.parents == CHAIN[: len(pair.parents)]
 
 
+@cache
+def measured(verifier, name):
+    return examine(PAIRS[name], lambda: verifier(Sampling(1.0)))
+
+
 def wrong(pair, verifier, **more):
     """Return which of ``law`` and ``length`` are violated."""
-    law, accepted = examine(pair, lambda: verifier(Sampling(1.0)), **more)
+    return violated(pair, verifier, *examine(pair, lambda: verifier(Sampling(1.0)), **more))
+
+
+def violated(pair, verifier, law, accepted):
     faults = {"law"} if abs(law - pair.law()).max() > EXACT else set()
     if is_chain(pair):
         most, rule = pair.accepted("block"), RULES[verifier]
@@ -55,10 +80,25 @@ def wrong(pair, verifier, **more):
     return faults
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verifier", RULES)
 def test_verifiers_keep_the_law_and_accept_what_their_rule_says(verifier, name):
-    assert not wrong(PAIRS[name], verifier)
+    assert not violated(PAIRS[name], verifier, *measured(verifier, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_traversal_is_between_the_others_and_the_best_possible(name):
+    token_wise, block, traversal = (
+        measured(verifier, name)[1]
+        for verifier in (RejectionVerifier, BlockVerifier, TraversalVerifier)
+    )
+    best = best_possible(PAIRS[name])
+    assert token_wise < block + EXACT < traversal + 2 * EXACT
+    assert traversal < best + SOLVED
+    if is_chain(PAIRS[name]):
+        assert block == pytest.approx(best, abs=SOLVED)
+    elif len({*PAIRS[name].parents}) > 1:  # on one level they are the same rule
+        assert traversal > block + 1e-3
 
 
 def test_block_accepts_more_than_token_wise_where_it_can():
@@ -70,7 +110,7 @@ def test_block_accepts_more_than_token_wise_where_it_can():
     assert example.accepted("token") == pytest.approx(10 / 9)
 
 
-@pytest.mark.parametrize("verifier", [RejectionVerifier, BlockVerifier])
+@pytest.mark.parametrize("verifier", [RejectionVerifier, BlockVerifier, TraversalVerifier])
 @pytest.mark.parametrize("name", ["1 deep", "3 deep"])
 def test_a_bonus_proposal_is_one_more_token_of_the_chain(verifier, name):
     assert "law" not in wrong(PAIRS[name], verifier, bonus=True)
@@ -137,6 +177,39 @@ REJECTION = [
 ]
 
 
+def unscaled(row, token, replacement):
+    left = np.maximum(row.p - row.q, 0)
+    reject(row, token, replacement)
+    row.p = left / left.sum() if left.any() else row.p
+
+
+def weight_kept(row, token, replacement):
+    weight = row.weight
+    reject(row, token, replacement)
+    row.weight = weight
+
+
+def mass_kept(row, token, replacement):
+    p = row.p
+    reject(row, token, replacement)
+    row.p = p
+
+
+def youngest_first(parents, aux):
+    table = siblings(parents, aux)
+    return np.stack([[*row[row >= 0][::-1], *row[row < 0]] for row in table])
+
+
+reject, siblings = traversal._Row.reject, traversal.sibling_table
+TRAVERSAL = {
+    "youngest first": ("sibling_table", youngest_first),
+    "left not scaled": ("_Row.reject", unscaled),
+    "weight not lowered": ("_Row.reject", weight_kept),
+    "rejected child's mass kept": ("_Row.reject", mass_kept),
+    "drawn token kept": ("_Row.reject", lambda row, token, _: reject(row, token, True)),
+}
+
+
 def counted(passed, *_, **__):
     """How many passed before the first failure, where the last success counts."""
     return (passed > 0).long().cumprod(-1).sum(-1, keepdim=True)
@@ -164,6 +237,13 @@ def test_a_fault_planted_into_blocks_odds_is_found(fault):
 def test_a_fault_planted_into_the_ratio_test_is_found(fault, name):
     with mock.patch.object(rejection, "ratio_tests", fault):
         assert "law" in wrong(PAIRS[name], RejectionVerifier)
+
+
+@pytest.mark.parametrize("fault", TRAVERSAL)
+def test_a_fault_planted_into_the_traversal_is_found(fault):
+    name, wrong_way = TRAVERSAL[fault]
+    with mock.patch(f"specbench.decoding.verify.traversal.{name}", wrong_way):
+        assert "law" in wrong(PAIRS["siblings without"], TraversalVerifier)
 
 
 @pytest.mark.parametrize("amax", [counted, one_fewer])

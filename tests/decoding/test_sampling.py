@@ -21,9 +21,11 @@ from specbench.decoding.verify import (
     GreedyVerifier,
     MatchVerifier,
     RejectionVerifier,
+    TraversalVerifier,
     TypicalVerifier,
 )
 from specbench.decoding.verify.rejection import ratio_tests
+from specbench.decoding.verify.traversal import traverse
 from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
 from tests.conftest import CARRIERS, engine
@@ -46,8 +48,12 @@ from tests.decoding.test_engine import Adversary
 
 # verifier: (drafts compared by chi-square, drafts compared token for token)
 # Drafts that are compared token for token: with ``match`` all, else those that are not drawn.
-LOSSLESS = {"match": MatchVerifier, "rejection": RejectionVerifier, "block": BlockVerifier}
-PATHWISE = [("match", draft) for draft in DRAFTS] + [("rejection", "top"), ("block", "top")]
+LOSSLESS = {
+    verifier.name: verifier
+    for verifier in (MatchVerifier, RejectionVerifier, BlockVerifier, TraversalVerifier)
+}
+PATHWISE = [("match", draft) for draft in DRAFTS]
+PATHWISE += [(verifier, "top") for verifier in LOSSLESS if verifier != "match"]
 # -- distributions --------------------------------------------------------------------------------
 
 
@@ -60,7 +66,8 @@ def check_engine(draft, sampling, n, verifier=RejectionVerifier):
 
 
 @pytest.mark.parametrize(
-    ("verifier", "draft"), [(RejectionVerifier, "without"), (BlockVerifier, "chain")]
+    ("verifier", "draft"),
+    [(RejectionVerifier, "without"), (BlockVerifier, "chain"), (TraversalVerifier, "without")],
 )
 def test_so_does_the_engine_with_it(verifier, draft):
     check_engine(draft, "both", 100, verifier)
@@ -73,6 +80,7 @@ def test_so_does_the_engine_with_it(verifier, draft):
     [
         *((RejectionVerifier, draft) for draft in ("chain", "without", "duplicates")),
         *((BlockVerifier, draft) for draft in ("chain", "without")),
+        *((TraversalVerifier, draft) for draft in exact.DRAWN),
     ],
 )
 def test_so_does_the_engine_with_it_everywhere(verifier, draft, sampling):
@@ -182,6 +190,15 @@ def test_a_child_that_cannot_have_been_drawn_changes_nothing():
         assert rest.tolist() == p.tolist()
 
 
+def test_traversal_passes_over_a_child_that_cannot_have_been_drawn():
+    p, q = np.array([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 0.5, 0.5]])
+    proposal = Proposal(q, np.zeros(1, np.int64), replacement=False)
+    nodes, left = traverse(
+        np.array([[0], [-1]]), np.array([0]), np.array([1e-9]), lambda row: p[row], proposal
+    )
+    assert not len(nodes) and left.tolist() == p[0].tolist()
+
+
 # -- wrong verifiers -------------------------------------------------------------------------------
 
 
@@ -230,7 +247,7 @@ def test_wrong_verifiers_are_found(wrong, draft):
 # -- what verifiers promise besides ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier])
+@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, TraversalVerifier])
 @pytest.mark.parametrize("draft", ["chain", "with", "without", "top"])
 def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     """The way of a GPU, on the CPU: the same tokens in the same steps."""
@@ -238,7 +255,7 @@ def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     loop = engine(TableTarget(table(0)), verifier(sampling))
     runs = []
     for lazy in (True, False):
-        for module in ("match", "rejection"):
+        for module in ("match", "rejection", "traversal"):
             monkeypatch.setattr(
                 f"specbench.decoding.verify.{module}.row_by_row", lambda _, lazy=lazy: lazy
             )

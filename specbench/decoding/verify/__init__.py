@@ -9,6 +9,8 @@ verifier        accepts a draft token                                       loss
                 of the target's distribution is what the next token is drawn from
 ``block``       of a drawn chain by the ratios of all tokens up to it; other drafts yes
                 as ``rejection`` and ``match`` do
+``traversal``   of a drawn tree from its leaves up, a rejected one's mass going  yes
+                to its siblings before their parent is tested
 ``typical``     that the target finds likely enough                         no
 ==============  ==========================================================  ========
 """
@@ -22,6 +24,7 @@ from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import PassScores, Verifier
 from specbench.decoding.verify.match import MatchVerifier
 from specbench.decoding.verify.rejection import RejectionVerifier
+from specbench.decoding.verify.traversal import TraversalVerifier
 from specbench.decoding.verify.typical import TypicalVerifier
 from specbench.errors import unknown_name
 
@@ -31,6 +34,7 @@ __all__ = [
     "MatchVerifier",
     "PassScores",
     "RejectionVerifier",
+    "TraversalVerifier",
     "TypicalVerifier",
     "Verifier",
     "build_verifier",
@@ -49,7 +53,7 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
     if name == "typical":
         assert config.epsilon is not None and config.delta is not None
         return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
-    for verifier in (MatchVerifier, RejectionVerifier, BlockVerifier):
+    for verifier in (MatchVerifier, RejectionVerifier, BlockVerifier, TraversalVerifier):
         if name == verifier.name:
             return verifier(sampling)
     raise unknown_name("verifier", name, VERIFIERS)
