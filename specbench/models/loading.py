@@ -61,7 +61,7 @@ def model_files_present(config: RunConfig | ModelConfig) -> None:
         return
     if weights.is_bundled(model):
         bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
-    elif weights.local_folder(model) is not None:
+    elif weights.local_folder(model) is not None or weights.gguf_of(model):
         weights.check_folder(model)
     else:
         weights.check_hub(model)
@@ -84,6 +84,8 @@ def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     with weights.translated(model), _quiet_transformers():
+        if gguf := weights.gguf_of(model):
+            return bundled.gguf_tokenizer(Path(folder_or_id, gguf))
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder_or_id, trust_remote_code=False, **options
         )
@@ -114,13 +116,14 @@ def load_model(
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
         ConfigurationError: the device does not exist, disk, host or device have no room for it,
-            ``device_map`` finds none for all layers, or ``engine.weights`` is not for this model.
+            ``device_map`` finds none for all layers, ``engine.weights`` is not for this model, or
+            its weights are packed.
     """
     import torch
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from specbench.models.checkpoints import int8
+    from specbench.models.checkpoints import int8, quantised
     from specbench.models.checkpoints.short_weights import shorten
 
     model = weights.model_node(config)
@@ -136,6 +139,7 @@ def load_model(
         return _loaded(model, network, None, short=shorten(network, kind, model))
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     folder_or_id, options = weights.source(model)
+    note = ""
     spread = {"device_map": model.device_map} if model.device_map else {}
     # transformers otherwise asks the hub to convert `.bin` weights from a thread of its own, which
     # would run into the measurement.
@@ -145,7 +149,9 @@ def load_model(
             network = int8.load(folder_or_id, dtype=dtype, attention=str(model.attention))
         else:
             settings = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False, **options)
-            weights.refuse_quantised(model, settings)
+            method = quantised.GGUF if weights.gguf_of(model) else quantised.method_of(settings)
+            if quantised.dequantise_at_load(model, settings):
+                options["config"] = settings
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder_or_id,
                 dtype=dtype,
@@ -158,6 +164,8 @@ def load_model(
             )
             network, info = loaded
             weights.check_loaded(model, info, getattr(settings, "num_hidden_layers", None))
+            if method:
+                note = quantised.make_plain(model, network, method, dtype)
     if spread:
         _check_room(model, network)
     else:
@@ -172,9 +180,10 @@ def load_model(
             ) from error
     short = shorten(network, kind, model)
     if isinstance(folder_or_id, Path):
-        digest = weights.weights_hash(folder_or_id, Path(model.cache_dir))
-        return _loaded(model, network, tokenizer, weights_hash=digest, short=short)
-    return _loaded(model, network, tokenizer, revision=weights.commit(model), short=short)
+        digest = weights.weights_hash(folder_or_id, Path(model.cache_dir), weights.gguf_of(model))
+        return _loaded(model, network, tokenizer, weights_hash=digest, short=short, note=note)
+    commit = weights.commit(model)
+    return _loaded(model, network, tokenizer, revision=commit, short=short, note=note)
 
 
 def in_memory(
@@ -270,6 +279,7 @@ def _loaded(
     revision: str | None = None,
     weights_hash: str | None = None,
     short: str | None = None,
+    note: str = "",
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config
@@ -284,7 +294,7 @@ def _loaded(
         model=network,
         tokenizer=tokenizer,
         eos_ids=eos_ids,
-        notes=tuple(filter(None, (_not_applied(network), other_ends))),
+        notes=tuple(filter(None, (note, _not_applied(network), other_ends))),
         context_length=min(context_lengths),
         id=str(model.id),
         revision=revision,

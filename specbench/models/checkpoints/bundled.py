@@ -15,10 +15,14 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from specbench.errors import WeightsNotFound
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Raise by one when the conversion changes: every machine then converts again.
 CONVERTER_VERSION = 1
@@ -94,18 +98,26 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
     return final
 
 
-def _convert(gguf: Path, digest: str, folder: Path) -> None:
-    import torch
+def gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a GGUF file, with the special tokens that the file names."""
     import transformers
     from gguf import GGUFReader
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # transformers 5.17 takes the first token of a chat for the one that ends a text.
     reader = GGUFReader(gguf)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         if field := reader.get_field(f"tokenizer.ggml.{key}_token_id"):
             token = tokenizer.convert_ids_to_tokens(int(field.contents()))
             setattr(tokenizer, f"{name}_token", token)
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def _convert(gguf: Path, digest: str, folder: Path) -> None:
+    import torch
+    import transformers
+
+    tokenizer = gguf_tokenizer(gguf)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )

