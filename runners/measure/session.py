@@ -46,7 +46,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, build_verifier
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
-from specbench.kernels.architectures import usable_context
+from specbench.kernels.architectures import keeps_states, usable_context
 from specbench.kernels.cuda_graphs import check_device
 from specbench.models import loading
 from specbench.models.batch_target import BatchTarget
@@ -611,6 +611,8 @@ def make_target(
         reason = no_graphs(model)
         if config.batch.size > 1:
             reason = "passes of a batch have another number of rows at each step"
+        if keeps_states(model):
+            reason = "layers keep a state"
         if reason is None:
             verifier = verifier_name(config.verifier.name, config.generation.temperature)
             return GraphTarget(

@@ -122,6 +122,23 @@ def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
 
 # -- what a configuration says ---------------------------------------------------------------------
 
+# Kinds of layers that keep a state; see `kernels.recurrent`.
+STATEFUL = {"linear_attention", "conv", "hybrid", "mamba"}
+# Types of models that are refused, and why.
+_FROM_EMPTY = "reads several rows behind a text from an empty state in transformers"
+_STATES = {
+    "recurrent_gemma": "keeps its state in the layers themselves, which cannot go back where a "
+    "draft is rejected",
+    "minimax": "keeps its state in a cache class of its own",
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), _FROM_EMPTY),
+}
+
+
+def keeps_states(model: PreTrainedModel) -> bool:
+    """Return True if some layers fold a text into a state, which no row can be taken from again."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return not STATEFUL.isdisjoint(kinds)
+
 
 def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: int) -> int | None:
     """Find the longest text for which our passes equal the model's; None: no such limit.
@@ -140,13 +157,8 @@ def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: in
             f"{subject}: multi-head latent attention (kv_lora_rank) has keys and values of unequal "
             f"sizes, which this project's cache does not hold. {ELSE}"
         )
-    kinds = set(getattr(config, "layer_types", None) or ())
-    stateful = sorted(k for k in kinds if not k.endswith("attention") or k == "linear_attention")
-    if stateful:
-        raise ConfigurationError(
-            f"{subject}: layers of kind {', '.join(stateful)} keep a state, which cannot go back "
-            f"where a draft is rejected. {ELSE}"
-        )
+    if config.model_type in _STATES:
+        raise ConfigurationError(f"{subject} {_STATES[config.model_type]}. {ELSE}")
     switches = _switches(config)
     if not switches:
         return None

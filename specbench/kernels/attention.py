@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
+from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError
 from specbench.kernels.architectures import ELSE, WITHOUT_EFFECT, refuse_arguments
 
@@ -32,6 +33,10 @@ class AttentionPlan:
     # Additive masks by sliding-window size, for layers that have one and where some key lies
     # outside the window; a missing size means the window hides nothing.
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    # For layers that keep a state: ``[rows]`` parents, -1 above the root, where some row does not
+    # follow the one before it; and whether the rows are text, which is committed whole.
+    parents: IntArray | None = None
+    prompt: bool = False
     # For a pass over the rows of several sequences: each one's number of rows, and its plan; keys
     # and values are then lists, and nothing else of this plan counts.
     sequences: tuple[tuple[int, AttentionPlan], ...] = ()

@@ -67,12 +67,18 @@ class BatchTarget:
         draft_bytes: of draft models' caches, for each token of a sequence.
 
     Raises:
-        ConfigurationError: the machine has no memory for so many sequences; says how many fit.
+        ConfigurationError: layers keep a state, or the machine has no memory for so many
+            sequences; says how many fit.
     """
 
     def __init__(
         self, target: Target, size: int, max_nodes: int | None = None, draft_bytes: int = 0
     ) -> None:
+        if target.kernel_files:
+            raise ConfigurationError(
+                f"batch.size={size}: layers that keep a state read one text at a time. "
+                "Type batch.size=1."
+            )
         self._target, self._size, self._most = target, size, max_nodes
         self._draft_bytes = draft_bytes
         self.device = target.device

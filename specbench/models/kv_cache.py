@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.kernels.compiled_call import Segment
+from specbench.kernels.recurrent import States
 from specbench.models.hidden_states import decoder_layers
 
 _LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -210,6 +212,27 @@ class KVCache:
         self.length = length
         self.retained = 0
         self._shared = min(self._shared, length)
+
+
+class StateCache(States, KVCache):
+    """Keys and values of layers that attend, and the states of those that keep one, of one text."""
+
+    def __init__(self, layer_devices: list[torch.device], **sizes: Any) -> None:
+        States.__init__(self)
+        KVCache.__init__(self, layer_devices, **sizes)
+
+    def reset(self) -> None:
+        KVCache.reset(self)
+        self.layers = {}
+
+    def commit(self, rows: torch.Tensor | None, count: int, retained: int = 0) -> None:
+        KVCache.commit(self, rows, count, retained)
+        States.commit(self, rows, count)
+
+    def truncate(self, length: int) -> None:
+        """Take the last commit back, whose text had ``length`` tokens; 0: forget everything."""
+        KVCache.truncate(self, length)
+        self.layers = self.before if length else {}
 
 
 class SequenceCaches:

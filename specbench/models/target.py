@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,9 +26,10 @@ from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
 from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
+from specbench.kernels.recurrent import kernel_files
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
-from specbench.models.kv_cache import KVCache, SequenceCaches, in_place, layer_devices
+from specbench.models.kv_cache import KVCache, SequenceCaches, StateCache, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
@@ -49,6 +50,7 @@ class Target:
         reason: why passes run eagerly although another engine was asked for; None: as asked.
 
     Attributes:
+        kernel_files: where the kernels of layers that keep a state are; none without such layers.
         windows: sizes of the model's sliding windows.
         hidden_value: what a mask holds where attention must not look.
     """
@@ -79,6 +81,7 @@ class Target:
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)
+        self.kernel_files = kernel_files(model)
         self.packed_weights = prepare(model, packed_bytes)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
@@ -162,9 +165,10 @@ class Target:
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
         """Make an empty cache for texts of this model, of ``length`` rows."""
-        return KVCache(
+        cache = StateCache if self.kernel_files else KVCache
+        return cache(
             self._layer_devices,
-            batch=batch,
+            batch=1 if self.kernel_files else batch,
             kv_heads=self._kv_heads,
             max_len=length,
             head_dim=self._head_dim,
@@ -222,7 +226,7 @@ class Target:
                 logits, states={i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
             )
         windowed = prompt_windows(self.windows, positions[0], self._additive)
-        plan = AttentionPlan(causal=True, windowed=windowed)
+        plan = AttentionPlan(causal=True, windowed=windowed, prompt=True)
         whole, hidden = self.through_layers(ids, positions, plan, hidden_layers, keep)
         self.cache.commit(None, n)
         return Scores(whole[0], states=hidden)
@@ -318,6 +322,8 @@ class Target:
         if outputs := self._in_one_call(*read, seen, hidden_layers=hidden_layers):
             return Scores.from_outputs(outputs, depths, select)
         plan = self.plan_of(past, visible, positions, len(positions))
+        if self.kernel_files and (np.diff(tree.parents, prepend=-2) != 1).any():
+            plan.parents = np.append(-1, tree.parents + 1)
         logits, hidden = self.through_layers(*read, plan, hidden_layers)
         return Scores(logits.flatten(0, 1), select, hidden, depths)
 
@@ -365,7 +371,10 @@ class Target:
         Gives logits ``[batch, rows, vocab]``, of the last ``keep`` rows where it is not 0, and
         states ``[batch * rows, hidden]`` by number.
         """
-        with self.hidden_states.collected(hidden_layers) as hidden:
+        states: AbstractContextManager[None] = nullcontext()
+        if isinstance(self.cache, StateCache):
+            states = self.cache.row_by_row(self.kernel_files, plan.parents, prompt=plan.prompt)
+        with self.hidden_states.collected(hidden_layers) as hidden, states:
             out = self.model(
                 input_ids=ids,
                 position_ids=positions,

@@ -88,10 +88,18 @@ _GPT_NEO = {
 }  # fmt: skip
 _FALCON = {"num_kv_heads": 2, "new_decoder_architecture": True}
 _MPT = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}
-_QWEN_3_NEXT = {
-    **_EXPERTS, **_SHARED, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+_DELTA_RULE = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8, "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+_MAMBA_2 = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8,
+    "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 48,
+}  # fmt: skip
+_KIMI = {
+    "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1],
+    "full_attn_layers": [2],
 }  # fmt: skip
 
 # By name: the type in transformers, and what sets it apart.
@@ -168,7 +176,19 @@ ARCHITECTURES = {
     "MPT": ("mpt", _MPT),
     "Mamba": ("mamba", {"state_size": 4}),
     "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
-    "Qwen3-Next": ("qwen3_next", _QWEN_3_NEXT),
+    "Qwen3-Next": ("qwen3_next", _DELTA_RULE | _EXPERTS | _SHARED),
+    "Qwen3.5": ("qwen3_5_text", _DELTA_RULE),
+    "OLMo-Hybrid": ("olmo_hybrid", _DELTA_RULE | _MANY_HEADS),
+    "Kimi-Linear": (
+        "kimi_linear",
+        _LATENT | _LOCAL_EXPERTS | _MANY_HEADS | {"linear_attn_config": _KIMI},
+    ),
+    "Bamba": ("bamba", _MAMBA_2 | {"attn_layer_indices": [1]}),
+    "Granite-4 hybrid": ("granitemoehybrid", _MAMBA_2 | {"layer_types": ["mamba", "attention"]}),
+    "Falcon-H1": (
+        "falcon_h1",
+        _MAMBA_2 | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "head_dim": 8},
+    ),
     "Llama-4 within a chunk": ("llama4_text", _LLAMA_4 | {"attention_chunk_size": 128}),
 }
 

@@ -294,7 +294,15 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
 
 def _read(model: PreTrainedModel, ids: Iterable[int], cache: Any = None, *, keep: int = 0) -> Any:
     row = torch.tensor([list(ids)], device=model.device)
-    return model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+    # Some models (Bamba) would count positions from 0 again behind a text.
+    first = 0 if cache is None else cache.get_seq_length()
+    return model(
+        input_ids=row,
+        position_ids=torch.arange(first, first + row.shape[1], device=model.device)[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=keep,
+    )
 
 
 def measure_spread(single: torch.Tensor, *others: torch.Tensor, typical: bool = False) -> Spread:

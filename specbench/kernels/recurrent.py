@@ -1,0 +1,298 @@
+"""Layers that keep a state: their rows one after the other, so that a draft can be taken back.
+
+A recurrent layer (gated delta rule, Kimi's delta rule, Mamba-2) folds each row into a state, and a
+short convolution keeps its last inputs; neither can forget a row. So a pass never writes the
+committed states. It leaves the inputs of its kernels, and a commit computes the states anew from
+those of the accepted rows: one step of the recurrence for each, and no weight is read. A row of a
+tree starts from the state after its parent's row, and a convolution follows a row's ancestors.
+
+transformers' layers call their kernels by names in their own files; `row_by_row` puts ours there
+while a pass runs. A prompt keeps the stock kernel over chunks. All passes behind it go row by row
+through the stock recurrent one (Mamba-2: a formula equal to it), and k rows are the same
+computation as k passes of one row: chunks would round otherwise.
+
+Replay from kept inputs: vLLM's ReplaySSM (RFC 47572) and ``dflash/model_mlx.py`` of z-lab/dflash;
+each node from its parent's state: vLLM's RFC 54080.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from specbench.arrays import IntArray
+from specbench.errors import ConfigurationError
+from specbench.kernels.architectures import ELSE, keeps_states
+
+Rows = slice | torch.Tensor
+State = torch.Tensor | None
+Outputs = tuple[torch.Tensor, torch.Tensor]  # ``[1, rows, heads, size]``, and the state behind
+Recurrence = Callable[[Rows, State], Outputs]  # of rows of a pass, one after the other
+Kernel = Callable[..., Outputs]
+Convolution = Callable[..., torch.Tensor]
+
+CONVOLUTION, SCAN = "causal_conv1d_fn", "mamba2_chunk_scan"
+# Kernels over chunks of a text, and the recurrent ones of the same files.
+DELTA_RULES = {
+    "torch_chunk_gated_delta_rule": "torch_recurrent_gated_delta_rule",
+    "chunk_kimi_delta_attention": "recurrent_kimi_delta_attention",
+}
+
+
+@dataclass(slots=True)
+class LayerState:
+    """A layer's state behind the committed text, and what the last pass left to advance it.
+
+    Attributes:
+        inputs: the convolution's last, ``[1, channels, kernel]``.
+        recurrent: ``[1, heads, .., ..]``; None before any text and where only inputs are kept.
+        window: ``inputs`` and those of the last pass, ``[1, channels, kernel + rows]``.
+        recurrence: of the last pass; ``last``: the state behind all its rows, None in a tree.
+    """
+
+    inputs: torch.Tensor
+    recurrent: torch.Tensor | None = None
+    window: torch.Tensor | None = None
+    recurrence: Recurrence | None = None
+    last: torch.Tensor | None = None
+
+    def commit(self, rows: torch.Tensor | None, count: int) -> None:
+        """Advance by ``rows [count]`` of the last pass; None: by its first ``count``."""
+        if self.window is None:
+            return  # of a prompt, committed by its pass
+        kernel, whole = self.inputs.shape[-1], self.window.shape[-1]
+        if rows is None:
+            inputs = self.window[..., count : count + kernel].clone()
+        else:
+            text = torch.arange(kernel, device=rows.device)
+            inputs = self.window[..., torch.cat([text, rows + kernel])[-kernel:]]
+        if self.recurrence is not None:
+            if rows is None and self.last is not None and kernel + count == whole:
+                self.recurrent = self.last
+            else:
+                accepted: Rows = slice(count) if rows is None else rows
+                self.recurrent = self.recurrence(accepted, self.recurrent)[1]
+        self.inputs, self.window, self.recurrence, self.last = inputs, None, None, None
+
+
+class States:
+    """The states of all layers of one text: this part of transformers' cache interface.
+
+    Layers ask for no state: none is handed out, so that they take one path for any number of rows,
+    which gives a convolution its whole window and writes nothing in place.
+
+    Attributes:
+        layers: by number of the layer, and of the state within it; ``before`` the last commit.
+        prompt: whether the pass reads text that is committed whole. It then writes the states
+            itself: kept inputs of a long prompt would be larger than its keys and values.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[int, int], LayerState] = {}
+        self.prompt = False
+        self.before: dict[tuple[int, int], LayerState] = {}
+        self._parents: IntArray | None = None
+        self._current: LayerState | None = None  # whose kernels are called next
+
+    def commit(self, rows: torch.Tensor | None, count: int) -> None:
+        """Advance all layers by ``rows [count]`` of the last pass; None: its first ``count``."""
+        self.before = {k: replace(layer) for k, layer in self.layers.items()}
+        moved: dict[torch.device, torch.Tensor] = {}
+        for layer in self.layers.values():
+            device = layer.inputs.device
+            if rows is not None and device not in moved:
+                moved[device] = rows.to(device)
+            layer.commit(moved.get(device), count)
+
+    # -- what transformers' layers call during a pass ------------------------------------------
+
+    def get_conv_state(self, *_: object, **__: object) -> None:
+        """Return no state, see the class."""
+
+    get_recurrent_state = get_conv_state
+
+    def update_conv_state(
+        self, new: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int
+    ) -> torch.Tensor:
+        """Append a pass's ``new [1, channels, rows]`` to the last inputs of a convolution."""
+        key = (layer_idx, state_idx)
+        if key not in self.layers:
+            self.layers[key] = LayerState(new.new_zeros(*new.shape[:-1], conv_kernel_size))
+        state = self._current = self.layers[key]
+        state.recurrence, state.last = None, None
+        window = torch.cat([state.inputs, new], -1)
+        if self.prompt:
+            state.inputs, state.window = window[..., -conv_kernel_size:].clone(), None
+        else:
+            state.window = window
+        return window
+
+    def update_recurrent_state(self, new: object, layer_idx: int, **_: object) -> None:
+        """Check that the kernel was ours, which has the state already.
+
+        Raises:
+            ConfigurationError: it was another.
+        """
+        state = self._current
+        if state is None or (state.recurrent if self.prompt else state.recurrence) is None:
+            raise ConfigurationError(
+                f"layer {layer_idx} computes its state by code that this project cannot take row "
+                f"by row. {ELSE}"
+            )
+
+    # -- what our kernels call -----------------------------------------------------------------
+
+    def run(self, chunked: Kernel, recurrence: Recurrence) -> Outputs:
+        """Compute the pass of one layer: outputs ``[1, rows, ..]``, and the last row's state."""
+        state = self._current
+        assert state is not None
+        if self.prompt:
+            out, state.recurrent = chunked(initial_state=state.recurrent)
+            return out, state.recurrent
+        state.recurrence = recurrence
+        if self._parents is None:
+            out, state.last = recurrence(slice(None), state.recurrent)
+            return out, state.last
+        return _along_tree(recurrence, self._parents.tolist(), state.recurrent)
+
+    @contextmanager
+    def row_by_row(
+        self, files: list[ModuleType], parents: IntArray | None = None, *, prompt: bool = False
+    ) -> Iterator[None]:
+        """Let the model's pass within compute its states here.
+
+        Args:
+            files: of the model's layers, see `kernel_files`.
+            parents: ``[rows]`` of the pass, -1 above its root; None where each follows the one
+                before it.
+            prompt: the rows are text and committed whole.
+        """
+        self._parents, self.prompt, self._current = parents, prompt, None
+        stock = [
+            (file, name, getattr(file, name))
+            for file in files
+            for name in (*DELTA_RULES, SCAN, CONVOLUTION)
+            if hasattr(file, name)
+        ]
+        for file, name, kernel in stock:
+            if name in DELTA_RULES:
+                setattr(file, name, _delta_rule(self, kernel, getattr(file, DELTA_RULES[name])))
+            elif name == SCAN:
+                setattr(file, name, _scan(self, kernel))
+            elif parents is not None:
+                setattr(file, name, _tree_convolution(kernel, parents))
+        try:
+            yield
+        finally:
+            for file, name, kernel in stock:
+                setattr(file, name, kernel)
+
+
+def kernel_files(model: PreTrainedModel) -> list[ModuleType]:
+    """List the modules of Python that define the layers of a model that keeps states; else none."""
+    names = {type(module).__module__ for module in model.modules()} if keeps_states(model) else ()
+    return [sys.modules[name] for name in names]
+
+
+def _along_tree(recurrence: Recurrence, parents: list[int], state: State) -> Outputs:
+    """Run each row from the state behind its parent's, which goes when no child is left."""
+    outputs, behind = [], {-1: state}
+    last_child = {parent: row for row, parent in enumerate(parents)}
+    for row, parent in enumerate(parents):
+        above = behind[parent] if last_child[parent] > row else behind.pop(parent)
+        output, below = recurrence(slice(row, row + 1), above)
+        outputs.append(output)
+        if row in last_child:
+            behind[row] = below
+    return torch.cat(outputs, 1), below
+
+
+# -- kernels of one pass, with the arguments of the stock ones over chunks -------------------------
+
+
+def _delta_rule(states: States, chunked: Kernel, recurrent: Kernel) -> Kernel:
+    def kernel(
+        *qkv: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: None = None,
+        **options: Any,
+    ) -> Outputs:
+        def recurrence(rows: Rows, state: State) -> Outputs:
+            read, gates = (x[:, rows] for x in qkv), {"g": g[:, rows], "beta": beta[:, rows]}
+            return recurrent(*read, **gates, initial_state=state, **options)
+
+        return states.run(partial(chunked, *qkv, g=g, beta=beta, **options), recurrence)
+
+    return kernel
+
+
+def _scan(states: States, chunked: Kernel) -> Kernel:
+    """Give Mamba-2's scan.
+
+    As ``mamba2_selective_state_update`` computes it, which writes its state in place and takes as
+    many exponentials as that has elements, where a head has one.
+    """
+
+    def kernel(
+        x: torch.Tensor,
+        raw_dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        *,
+        initial_states: None = None,
+        **options: Any,
+    ) -> Outputs:
+        # Once for all rows: a function of more numbers may round differently.
+        dt = torch.nn.functional.softplus(raw_dt + options["dt_bias"].to(raw_dt.dtype))
+        dt = dt.clamp(*options["dt_limit"])
+        decay = torch.exp(dt.float() * A.float())[..., None, None]
+        repeats = x.shape[2] // B.shape[2]
+
+        def recurrence(rows: Rows, state: State) -> Outputs:
+            assert state is not None
+            new, retained, outputs = x[:, rows], decay[:, rows], []
+            write = dt[:, rows, :, None] * B[:, rows].repeat_interleave(repeats, 2)
+            read = C[:, rows].repeat_interleave(repeats, 2)[..., None]
+            for i in range(new.shape[1]):
+                behind = state * retained[:, i] + write[:, i, :, None] * new[:, i, ..., None]
+                outputs.append(behind.to(C.dtype) @ read[:, i])
+                state = behind.to(state.dtype)
+            out = torch.stack(outputs, 1)[..., 0] + new * options["D"][:, None]
+            return out.to(x.dtype), state
+
+        return states.run(
+            lambda initial_state: chunked(
+                x, raw_dt, A, B, C, initial_states=initial_state, **options
+            ),
+            recurrence,
+        )
+
+    return kernel
+
+
+def _tree_convolution(convolve: Convolution, parents: IntArray) -> Convolution:
+    """Give a convolution over each row's own input and its nearest ancestors'."""
+
+    def kernel(
+        window: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any
+    ) -> torch.Tensor:
+        width, text = weight.shape[-1], window.shape[-1] - len(parents)
+        above = np.concatenate([np.arange(-1, text - 1), parents + text])
+        columns = [np.arange(text, window.shape[-1])]
+        for _ in range(width - 1):
+            columns.insert(0, above[columns[0]])
+        index = torch.from_numpy(np.stack(columns, 1).ravel()).to(window.device)
+        return convolve(window[..., index], weight, *args, **options)[..., width - 1 :: width]
+
+    return kernel
