@@ -5,6 +5,8 @@ import os
 import pickle
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Without a GPU Triton's kernels are interpreted; it reads this when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl") else "1")
 
 from collections.abc import Callable
 from typing import Any

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -624,6 +625,8 @@ def make_target(
                 drafts=drafts,
                 layouts=layouts,
                 fused=config.engine.fused_layers,
+                exact=config.engine.exact == "rows",
+                folder=Path(config.cache_dir) / "products",
             )
         log.warning("engine=graph runs eagerly: %s", reason)
     target = Target(

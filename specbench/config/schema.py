@@ -342,6 +342,7 @@ class EngineConfig(Group):
     # It only adds a label, and a folder keeps the labels it began with.
     eager_baseline: Annotated[bool, ASIDE] = True
     fused_layers: bool = True
+    exact: Annotated[str, OneOf("off", "rows")] = "off"
     weights: Annotated[str, OneOf(*WEIGHTS)] = FLOAT32_WEIGHTS
     draft_weights: Annotated[str, OneOf(FLOAT32_WEIGHTS, Q8_0_WEIGHTS)] = Q8_0_WEIGHTS
     overlap: Annotated[str, OneOf(*OVERLAP_MODES)] = "auto"

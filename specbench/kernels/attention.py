@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError
 from specbench.kernels.architectures import ELSE, WITHOUT_EFFECT, refuse_arguments
+from specbench.kernels.static_rows import StaticRows, uses_triton
 
 ATTENTION_NAME = "specbench"
 
@@ -40,12 +41,10 @@ class AttentionPlan:
     # For a pass over the rows of several sequences: each one's number of rows, and its plan; keys
     # and values are then lists, and nothing else of this plan counts.
     sequences: tuple[tuple[int, AttentionPlan], ...] = ()
-    # the masks above with their rows repeated, by (mask's id, times); filled by use
-    folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    # Of a pass of fixed shape; keys and values are then whole caches, and nothing else counts.
+    static: StaticRows | None = None
     # the masks above on the devices of other layers, by (mask's id, device); likewise
     moved: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
-    # sines of the rows' positions, and the same as ``signed`` gives them
-    sines: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on(self, mask: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Copy ``mask`` to ``device`` once a pass: a model may be spread over several."""
@@ -55,23 +54,6 @@ class AttentionPlan:
         if key not in self.moved:
             self.moved[key] = mask.to(device)
         return self.moved[key]
-
-    def fold(self, mask: torch.Tensor, times: int) -> torch.Tensor:
-        """Repeat the rows of ``mask [.., rows, keys]`` ``times`` times, once a pass."""
-        key = (id(mask), times)
-        if key not in self.folded:
-            self.folded[key] = mask.repeat(1, 1, times, 1)
-        return self.folded[key]
-
-    def signed(self, sin: torch.Tensor) -> torch.Tensor:
-        """Negate the first half of ``sin [.., size]``, once a pass.
-
-        A rotation then multiplies a head whose halves are swapped by it, and negates nothing.
-        """
-        if self.sines is None or self.sines[0] is not sin:
-            half = sin.shape[-1] // 2
-            self.sines = (sin, torch.cat((-sin[..., :half], sin[..., half:]), -1))
-        return self.sines[1]
 
 
 # -- masks of sliding windows, by size, where some key lies outside --------------------------------
@@ -117,7 +99,7 @@ def windowed_masks(
 
 
 def attend(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: torch.Tensor,
     key: torch.Tensor | Sequence[torch.Tensor],
     value: torch.Tensor | Sequence[torch.Tensor],
@@ -131,7 +113,7 @@ def attend(
     """Compute scaled dot-product attention under ``plan``.
 
     Args:
-        module: transformers hands it over; named in refusals.
+        module: transformers hands it over; named in refusals; None where nothing is refused.
         query: ``[batch, heads, rows, head_dim]``.
         key, value: ``[batch, kv_heads, keys, head_dim]``, cached ones first; one for each of
             ``plan.sequences``, where it has any.
@@ -144,7 +126,7 @@ def attend(
     Raises:
         ConfigurationError: the layer asks for something that is not computed here.
     """
-    if not others.keys() <= WITHOUT_EFFECT:
+    if module is not None and not others.keys() <= WITHOUT_EFFECT:
         refuse_arguments(module, others)
     plan = plan or AttentionPlan(mask=attention_mask, causal=attention_mask is None)
     if plan.sequences:
@@ -156,21 +138,30 @@ def attend(
         ]
         return torch.cat(attended, 1), None
     assert isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
-    mask, causal = plan.mask, plan.causal and query.shape[2] > 1
+    scaling = scaling or query.shape[3] ** -0.5
+    if plan.static is not None:
+        if uses_triton(query):
+            from specbench.kernels import row_kernels
+
+            rows = query.transpose(1, 2)
+            args = (plan.static, scaling, sliding_window, softcap, None)
+            return row_kernels.attend(rows, key, value, *args), None
+        additive = plan.static.mask(key.shape[2], sliding_window or 0, query.dtype)
+        plan, sliding_window = AttentionPlan(mask=additive), None
+    causal, mask = plan.causal and query.shape[2] > 1, plan.mask
     if sliding_window is not None and sliding_window in plan.windowed:
         mask, causal = plan.windowed[sliding_window], False
     if mask is not None:
         mask = plan.on(mask, query.device)
-    heads, size = query.shape[1], query.shape[3]
-    groups = heads // key.shape[1]
+    groups = query.shape[1] // key.shape[1]
     if softcap is not None:
-        return _capped(query, key, value, mask, causal, scaling or size**-0.5, softcap), None
+        return _capped(query, key, value, mask, causal, scaling, softcap), None
     kernel = torch.nn.functional.scaled_dot_product_attention
     if groups > 1 and not query.is_cpu and not causal:
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
         # head can as well be more rows of one head.
         folded = folded_heads(query, key.shape[1])
-        folded_mask = None if mask is None else plan.fold(mask, groups)
+        folded_mask = None if mask is None else mask.repeat(1, 1, groups, 1)
         out = kernel(folded, key, value, attn_mask=folded_mask, scale=scaling)
         return unfolded_heads(out, groups), None
     out = kernel(

@@ -272,25 +272,32 @@ def _too_large(model: Any, memory_bytes: int) -> str | None:
     return f"engine.packed.memory_gb={memory_bytes / 1e9:g} is less than {required / 1e9:.2g}"
 
 
-def why_not(model: PreTrainedModel) -> str | None:
-    """Say why passes of ``model`` cannot be run by one call; None if they can, once packed."""
+def layers_not_known(model: PreTrainedModel) -> str | None:
+    """Say why the steps of ``model``'s layers are not known; None if they all are."""
     network: Any = model
     kind = type(model).__name__
     family = kind.removesuffix("ForCausalLM")
     if family == kind or family not in FAMILIES or not _unchanged(network, family):
         return f"{kind} is not, or no longer, a model whose steps are all known"
-    decoder, config = network.model, model.config
-    rope = getattr(config, "rope_parameters", None) or {}
+    if model.config.hidden_act not in ("silu", "swish"):
+        return f"the gate is {model.config.hidden_act}"
+    parts = [dict(layer.mlp.named_children()) for layer in network.model.layers]
+    gates = {type(p.get("act_fn", p.get("activation_fn"))).__name__ for p in parts}
+    if not gates <= {"SiLU", "SiLUActivation"}:  # replaced by the caller
+        return f"the gate is {', '.join(sorted(gates))}"
+    return None
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """Say why passes of ``model`` cannot be run by one call; None if they can, once packed."""
+    if reason := layers_not_known(model):
+        return reason
+    network: Any = model
+    decoder, rope = network.model, getattr(model.config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in _FIXED_ROTATIONS:
         return f"rotations of kind {rope['rope_type']} change with the text"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return "a part of each head is not rotated"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"the gate is {config.hidden_act}"
-    parts = [dict(layer.mlp.named_children()) for layer in decoder.layers]
-    gates = {type(p.get("act_fn", p.get("activation_fn"))).__name__ for p in parts}
-    if not gates <= {"SiLU", "SiLUActivation"}:  # replaced by the caller
-        return f"the gate is {', '.join(sorted(gates))}"
     weights = (decoder.norm.weight, decoder.embed_tokens.weight)
     if any(weight.dtype != torch.float32 or not weight.is_cpu for weight in weights):
         return "weights are not float32 on the CPU"

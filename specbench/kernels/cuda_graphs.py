@@ -22,25 +22,7 @@ from specbench.errors import ConfigurationError, DeviceLost, first_line, message
 
 log = logging.getLogger(__name__)
 
-SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
-
 _WARM_UPS = 3  # runs before a capture: libraries choose kernels and allocate on the first ones
-
-
-def key_bucket(keys: int, most: int) -> int:
-    """Round ``keys`` up to the smallest bucket for them: powers of two, ``most`` at last."""
-    bucket = SHORTEST_KEYS
-    while bucket < keys:
-        bucket *= 2
-    return min(bucket, most)
-
-
-def key_buckets(most: int) -> list[int]:
-    """List all of them, the smallest first."""
-    buckets = [key_bucket(0, most)]
-    while buckets[-1] < most:
-        buckets.append(key_bucket(buckets[-1] + 1, most))
-    return buckets
 
 
 def device_lives(device: torch.device) -> bool:

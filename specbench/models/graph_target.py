@@ -2,8 +2,8 @@
 
 A pass of the eager engine launches some thousand kernels from Python, and on a GPU the launches
 take longer than the kernels. A CUDA graph launches them all at once, but is tied to addresses and
-shapes. So the numbers of rows and of keys are rounded up to buckets, and what changes from pass to
-pass lies in buffers that the graph reads.
+shapes. So the number of rows is rounded up to a bucket, and what changes from pass to pass, the
+length of the text too, lies in buffers that the graph reads.
 
 From the ids to the accepted path and the rows kept in the cache everything is on the device; a step
 copies one small array there and one back. What is captured is a shape's ``device_part``, and the
@@ -18,10 +18,10 @@ acceptance and the commit within the graph are this project's.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,9 @@ from specbench.decoding.device import fill, to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.cuda_graphs import GraphRecorder, Recorded, key_bucket, key_buckets
-from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
-from specbench.models.hidden_states import decoder_layers
+from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
+from specbench.kernels.fused_pass import Products, fused_pass
+from specbench.kernels.static_rows import StaticRows
 from specbench.models.kv_cache import in_place
 from specbench.models.scores import Outcome, Scores, batch_select, greedy_ids
 from specbench.models.target import Target
@@ -66,124 +66,62 @@ def no_graphs(model: PreTrainedModel) -> str | None:
     return None
 
 
-class FixedShape(Recorded):
-    """The device's work of one shape of pass, and its graph where there is one.
+class StaticPass(Recorded):
+    """A step of the target: root and tree, acceptance and the rows that stay; or new nodes.
 
-    Until something is loaded, the buffers describe a pass at position 0 whose rows go to the last
-    of its keys. A shape is made for a text that leaves its rows free there, so that the warm-ups of
-    a capture in mid-text overwrite nothing that is committed or held.
+    Until something is loaded, the buffers describe a pass at position 0 whose rows go to the end
+    of the cache. A shape is made for a text that leaves its rows free there, so that the warm-ups
+    of a capture in mid-text overwrite nothing that is committed or held.
 
-    ``rows`` of the pass and ``keys``, the cached rows that attention looks at (at least ``rows``),
-    include padding.
-    """
-
-    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
-        super().__init__(target)
-        self.rows, self.keys = rows, keys
-        self._spare = keys - rows  # where the rows of a pass go that was not loaded
-        self._target = target
-        self._key_numbers = torch.arange(keys, device=target.device)
-        self._row_numbers = torch.arange(rows, device=target.device)
-
-    def _masks(
-        self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
-    ) -> AttentionPlan:
-        """Make the masks of a pass whose rows see ``seen [rows, keys]``, windows aside.
-
-        ``of_keys`` gives the positions of the keys; it is called where a window hides something.
-        """
-        hidden = self._target.hidden_value
-        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
-        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
-        for window in self._target.windows:
-            if self.keys > window:
-                near = seen & (positions[:, None] - of_keys()[None, :] < window)
-                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
-        return plan
-
-
-class StaticNodes(FixedShape):
-    """A draft model's pass over new nodes of a tree that grows, see ``Target.extend``."""
-
-    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
-        super().__init__(target, rows, keys)
-        device = target.device
-        # A few small kernels write these buffers before each pass.
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._depths = torch.zeros_like(self._tokens)
-        self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # but for text
-        self._key_positions = self._key_numbers.clone()  # positions of keys, where a window asks
-        # committed rows, slots of the first node and after the last one, nodes, and whether
-        # `_seen` says what they see
-        self._numbers = torch.zeros(5, dtype=torch.int64, device=device)
-        self._numbers[1] = self._spare
-
-    def load(
-        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
-    ) -> None:
-        """Load nodes after ``length`` committed rows into the buffers, see ``Target.extend``."""
-        n, total = len(ids), len(depths)
-        first = length + total - n
-        fill(self._numbers, np.array([length, first, first + n, n, visible is not None]))
-        self._tokens[:n] = ids
-        self._depths[:n] = depths[-n:]
-        if visible is not None:  # the rest keeps the last nodes' values
-            self._seen[:n, length : length + total] = visible
-        if self._target.windows:
-            self._key_positions.copy_(self._key_numbers)
-            self._key_positions[length : length + total] = depths + length
-
-    def device_part(self) -> tuple[torch.Tensor, ...]:
-        """Compute logits ``[rows, vocab]``."""
-        length, first, end, count, tree = self._numbers.split(1)
-        slots = self._row_numbers + first
-        # Padded rows get a position that any model has, and see what a chain would.
-        real = self._row_numbers < count
-        positions = torch.where(real, self._depths, 0) + length
-        below = self._seen & (self._key_numbers < end)
-        chain = self._key_numbers <= slots[:, None]
-        text = self._key_numbers < length
-        seen = text | torch.where((real & (tree > 0))[:, None], below, chain)
-        plan = self._masks(seen, positions, lambda: self._key_positions)
-        with self._target.cache.static(slots, self.keys):
-            return (self._target.through_layers(self._tokens[None], positions[None], plan)[0][0],)
-
-
-class StaticPass(FixedShape):
-    """A step of the target: root and tree, acceptance and the rows that stay.
-
-    ``batch`` counts the rows of the batch layout; 1 for a tree. ``hidden_layers`` are the hidden
-    states that it hands out.
+    Args:
+        rows: of each sequence, with padding.
+        batch: rows of the batch layout; 1 for a tree.
+        hidden_layers: the hidden states that it hands out.
+        held: nodes of a tree that grows, which new ones may see, see ``Target.extend``. Such a pass
+            has no root and verifies nothing.
     """
 
     def __init__(
         self,
         target: GraphTarget,
         rows: int,
-        keys: int,
         batch: int = 1,
         hidden_layers: tuple[int, ...] = (),
+        held: int = 0,
     ) -> None:
-        super().__init__(target, rows, keys)
-        self.batch, self._hidden_layers = batch, hidden_layers
-        device = target.device
+        super().__init__(target)
+        self.rows, self.batch = rows, batch
+        self._hidden_layers, self._target = hidden_layers, target
+        device, slots = target.device, max(held, rows)
         pinned = device.type == "cuda"
-        # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
-        n_ids = batch * rows
-        self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
-        self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
+        # ids, depths of the rows, their parents and which are candidates; lengths; first slots;
+        # whether an id was outside the vocabulary
+        self._sizes = [batch * rows] * 4 + [batch] * 2 + [1]
+        self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=pinned)
+        self._host_visible = torch.zeros(batch, rows, slots, dtype=torch.bool, pin_memory=pinned)
         self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
         if rows == 1:
             self._result[2] = 1  # the root: such a pass tells its choice alone
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
-        self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
-        _, parents, deep, candidate = self._parts
-        self.numbers[parents:deep] = -self._spare  # depths: position 0 is one that any model has
-        self.numbers[candidate] = self._spare
+        self._row_numbers = torch.arange(rows, device=device)
+        spare = target.cache.max_len - rows
+        *parts, lengths, first, self._outside = self.numbers.split(self._sizes)
+        self._ids, self._depths, self._parents, self._candidates = (
+            part.view(batch, rows) for part in parts
+        )
+        lengths.fill_(spare)
+        first.fill_(spare)
+        self._depths.fill_(-spare)  # position 0 is one that any model has
+        self.visible.diagonal(0, 1, 2).fill_(1)  # an empty softmax is NaN
+        # Of a growing tree's rows the depths are those of the slots that they get.
+        self._key_depths = (
+            torch.zeros(batch, slots, dtype=torch.int64, device=device) if held else self._depths
+        )
+        self._static = StaticRows(lengths, first, self.visible, self._depths, self._key_depths)
         self._done = torch.cuda.Event() if pinned else None
         # Of batch rows, and under a verifier that draws, the host works the acceptance out.
-        self._verifies = batch == 1 and target.commits
+        self._verifies = batch == 1 and target.commits and not held
         self.outcome: Outcome | None = None  # of the last run, where it verifies
         self.select = batch_select(batch, rows, device) if batch > 1 else None
 
@@ -203,44 +141,52 @@ class StaticPass(FixedShape):
     ) -> None:
         """Load a tree after ``length`` committed rows into the buffers; device ids stay there.
 
-        Waits for the buffers' last pass if it still runs. ``depths`` and ``visible`` are those of
-        ``TreeGeometry``.
+        A batch layout's rows are chains of equal length. Waits for the buffers' last pass if it
+        still runs. ``depths`` and ``visible`` are those of ``TreeGeometry``, for a batch layout of
+        one of its chains.
         """
         self.land()
-        n, host = len(tree), self._host.numpy()
-        ids, parents, deep, candidate = self._parts
-        host[:] = 0
-        host[0] = root
-        if isinstance(tree.tokens, np.ndarray):
-            host[1 : n + 1] = tree.tokens
-        host[ids + 1 : ids + n + 1] = tree.parents + 1
-        host[parents : parents + n + 1] = depths[: n + 1]
-        host[deep + 1 : deep + n + 1] = 1 if tree.aux is None else ~tree.aux
-        host[candidate] = length
+        n, tokens = len(tree) // self.batch, tree.tokens
+        *parts, lengths, first, outside = np.split(self._host.numpy(), np.cumsum(self._sizes[:-1]))
+        ids, row_depths, parents, candidates = (p.reshape(self.batch, self.rows) for p in parts)
+        for part in parts:
+            part[:] = 0
+        ids[:, 0] = root
+        if isinstance(tokens, np.ndarray):
+            ids[:, 1 : n + 1] = tokens.reshape(self.batch, n)
+        row_depths[:, : n + 1] = depths[: n + 1]
+        if self._verifies:
+            parents[0, 1 : n + 1] = tree.parents + 1
+            candidates[0, 1 : n + 1] = 1 if tree.aux is None else ~tree.aux
+        lengths[:], first[:], outside[:] = length, length, 0
         seen = self._host_visible.numpy()
-        seen[:] = False
-        np.fill_diagonal(seen, True)  # a padded row sees itself: an empty softmax is NaN
-        seen[: n + 1, : n + 1] = visible[: n + 1, : n + 1]
-        self._ship()
-        if n and isinstance(tree.tokens, torch.Tensor):
+        seen[:] = np.eye(self.rows, dtype=np.bool_)  # a padded row sees itself
+        seen[:, : n + 1, : n + 1] = visible[: n + 1, : n + 1]
+        self.numbers.copy_(self._host, non_blocking=True)
+        self.visible.copy_(self._host_visible, non_blocking=True)
+        if n and isinstance(tokens, torch.Tensor):
             # An id outside would end the whole process there; the outcome tells of it.
-            inside = tree.tokens.clamp(0, self._target.vocab_size - 1)
-            self.numbers[1 : n + 1] = inside
-            self.numbers[-1] = (tree.tokens != inside).any()
+            inside = tokens.clamp(0, self._target.vocab_size - 1)
+            self._ids[0, 1 : n + 1] = inside
+            self._outside.copy_((tokens != inside).any()[None])
 
-    def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
-        """Load the k chains of a batch layout into the buffers; waits as ``load`` does."""
-        self.land()
-        host = self._host.numpy()
-        ids, parents, deep, candidate = self._parts
-        rows = host[:ids].reshape(self.batch, self.rows)
-        rows[:, 0] = root
-        rows[:, 1:] = np.asarray(tree.tokens).reshape(self.batch, self.rows - 1)
-        host[ids:] = 0
-        host[parents:deep] = np.arange(self.rows)
-        host[candidate] = length
-        np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
-        self._ship()
+    def load_nodes(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
+    ) -> None:
+        """Load nodes after ``length`` committed rows into the buffers, see ``Target.extend``."""
+        n, total = len(ids), len(depths)
+        fill(self.numbers[-3:-1], np.array([length, length + total - n]))
+        self._ids[0, :n] = ids
+        self._key_depths[0, :total] = depths
+        self._depths.zero_()  # a position that any model has, for the rest
+        self._depths[0, :n] = depths[total - n :]
+        if visible is None:  # a chain, and what pads it
+            n, total = self.rows, total - n + self.rows
+            seen = self._target.lower_triangle(n, total - n)
+            visible = self.visible.new_ones(1, 1) if seen is None else seen
+        # The rest of the rows keeps what the last nodes saw.
+        self.visible[0, :n, :total] = visible
+        self.visible[0, :n, total:].zero_()
 
     def land(self) -> None:
         """Wait for the last run: until its copies are done, they read the pinned buffers.
@@ -251,10 +197,6 @@ class StaticPass(FixedShape):
             self.outcome.read()
         elif self._done is not None and not self._verifies:
             self._done.synchronize()
-
-    def _ship(self) -> None:
-        self.numbers.copy_(self._host, non_blocking=True)
-        self.visible.copy_(self._host_visible, non_blocking=True)
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
         """Compute logits ``[batch * rows, vocab]``; ``[2 * rows + 2]`` int64 if the pass verifies.
@@ -267,24 +209,11 @@ class StaticPass(FixedShape):
         The first ``MOVED_ROWS`` of the path are where they shall stay; ``GraphTarget.commit`` moves
         the others, which few steps have.
         """
-        target, cache = self._target, self._target.cache
-        ids, parents, deep, candidate = self._parts
-        tokens = self.numbers[:ids].view(self.batch, self.rows)
-        depths = self.numbers[parents:deep]
-        length = self.numbers[candidate]
-        positions = depths + length
-        slots = self._row_numbers + length
-        if self.rows == 1:
-            seen = (self._key_numbers <= length)[None]
-        else:
-            seen = (self._key_numbers < length).expand(self.rows, -1)
-            seen = seen.index_copy(1, slots, self.visible)
-        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
-        plan = self._masks(seen, positions, of_keys)
-        with cache.static(slots, self.keys):
-            batched, states = target.through_layers(
-                tokens, positions.expand(self.batch, -1), plan, self._hidden_layers
-            )
+        target, lengths = self._target, self._static.lengths
+        batched, states = target.static_layers(
+            self._ids, self._depths + lengths[:, None], replace(self._static, masks={}),
+            self._hidden_layers,
+        )  # fmt: skip
         logits = batched.flatten(0, 1)
         hidden = tuple(states[i] for i in self._hidden_layers)
         if not self._verifies:
@@ -292,34 +221,25 @@ class StaticPass(FixedShape):
         choices = greedy_ids(logits)
         if self.rows == 1:  # the root alone is accepted, and lies where it shall
             return logits, choices, *hidden
-        parent_rows = self.numbers[ids:parents]
-        candidates = self.numbers[deep:candidate].bool()
-        path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
+        path, count = self._accept(choices)
         first = slice(MOVED_ROWS)
-        cache.move(slots[first], path[first] + length)
-        return logits, torch.cat([choices, path, count, self.numbers[-1:]]), *hidden
+        target.cache.move(self._row_numbers[first] + lengths, path[first] + lengths)
+        return logits, torch.cat([choices, path, count, self._outside]), *hidden
 
-    def _accept(
-        self,
-        tokens: torch.Tensor,
-        parent_rows: torch.Tensor,
-        depths: torch.Tensor,
-        candidates: torch.Tensor,
-        choices: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _accept(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Verify greedily without a walk: a node is accepted if no ancestor fails to match.
 
         Of equally deep accepted nodes the first wins, as in `longest_match` of the greedy verifier.
         """
-        rows = self._row_numbers
-        matches = candidates & (tokens == choices[parent_rows])
+        rows, depths, visible = self._row_numbers, self._depths[0], self.visible[0]
+        matches = self._candidates[0].bool() & (self._ids[0] == choices[self._parents[0]])
         matches = matches | (rows == 0)
-        accepted = ~(self.visible & ~matches).any(1)
+        accepted = ~(visible & ~matches).any(1)
         # Largest depth first, then the smallest row: one number orders both.
         rank = torch.where(accepted, depths * self.rows - rows, -self.rows)
         best = rank.argmax(0, keepdim=True)  # indexing by a tensor without dimensions would sync
         # The row of the path at each depth; beyond its end each row stays where it is.
-        at_depth = self.visible.index_select(0, best) & (depths == rows[:, None])
+        at_depth = visible.index_select(0, best) & (depths == rows[:, None])
         path = torch.where(at_depth.any(1), at_depth.long().argmax(1), rows)
         return path, depths.index_select(0, best) + 1
 
@@ -354,8 +274,11 @@ class GraphTarget(GraphRecorder, Target):
         drafts: for a draft model, whose passes are ``append`` and ``extend``.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
-        fused: run the layers' steps in fewer kernels, see ``kernels.gpu_layers``. Other targets and
-            programs with the same model are not affected.
+        fused: run passes in few kernels, see ``kernels.fused_pass``, where the layers are known.
+            Other targets and programs with the same model are not affected.
+        exact: multiply all numbers of rows by one kernel, so that chains are exact, see
+            ``kernels.row_kernels``.
+        folder: where the fastest kernels for products are kept; None keeps none.
     """
 
     def __init__(
@@ -367,6 +290,8 @@ class GraphTarget(GraphRecorder, Target):
         drafts: bool = False,
         layouts: Iterable[tuple[int, int]] = (),
         fused: bool = False,
+        exact: bool = False,
+        folder: Path | None = None,
         **kwargs: Any,
     ) -> None:
         self.commits = commits
@@ -374,15 +299,15 @@ class GraphTarget(GraphRecorder, Target):
         self._drafts = drafts
         self._layouts = tuple(layouts)
         self._hidden_layers: list[tuple[int, ...]] = [()]
-        self._passes: dict[tuple[int, int, int, tuple[int, ...]], FixedShape | None] = {}
+        self._passes: dict[tuple[int, int, tuple[int, ...]], StaticPass | None] = {}
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
-        self._fusion = fuse(model, decoder_layers(model)) if fused else None
-        if self._fusion is not None and self._fusion.stock:
-            unfused = ", ".join(self._fusion.stock)
-            log.warning("engine.fused_layers: no fused form of %s is known, they stay", unfused)
+        # A model's weights are stacked before its first graph, whether this target needs it or not.
+        layers = fused_pass(model, Products(exact, folder))
+        self._fused = layers if fused else "engine.fused_layers=false"
+        if fused and isinstance(self._fused, str):
+            log.warning("engine.fused_layers: %s, and passes run its own layers", self._fused)
         self.begin_recording()
         Target.__init__(self, model, **kwargs)
-        vars(model).setdefault(GRAPH_USERS, []).append(weakref.ref(self))
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
         """As ``Target.reserve``; also captures every shape that passes are known to take.
@@ -407,7 +332,6 @@ class GraphTarget(GraphRecorder, Target):
         assert isinstance(other, GraphTarget)
         other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
         other.begin_recording()
-        vars(self.model)[GRAPH_USERS].append(weakref.ref(other))
         other._capture_all(other._hidden_layers)
         return other
 
@@ -429,15 +353,13 @@ class GraphTarget(GraphRecorder, Target):
         shapes = [(rows, tree_batch) for rows in ROW_BUCKETS if rows <= most]
         shapes += [(rows, k) for k, rows in self._layouts if k <= batch]
         for layers in hidden_layers:
-            for keys in key_buckets(self.cache.max_len):
-                for rows, batch_rows in shapes:
-                    if rows <= keys:
-                        self._pass(rows, keys, batch_rows, layers)
+            for rows, batch_rows in shapes:
+                self._pass(rows, batch_rows, layers)
 
     def _free(self) -> None:
         """Free the cache and the passes, whose graphs point into it and hold memory, too."""
         for step in self._passes.values():
-            if isinstance(step, StaticPass):
+            if step is not None:
                 # An unread outcome and its pass hold each other: frozen, the collector leaves them.
                 step.land()
         self._passes.clear()
@@ -474,11 +396,10 @@ class GraphTarget(GraphRecorder, Target):
         depths = self._geometry.depths[: n + 1]
         if step.batch > 1:
             self.cache.broadcast()
-            step.load_rows(root, tree, length)
-            step.run()
-            return Scores(step.logits, step.select, step.hidden, depths)
         step.load(root, tree, self._geometry.depths, self._geometry.visible, length)
         step.run()
+        if step.batch > 1:
+            return Scores(step.logits, step.select, step.hidden, depths)
         self._outcome = step.outcome
         hidden = {i: states[: n + 1] for i, states in step.hidden.items()}
         return Scores(step.logits[: n + 1], None, hidden, depths, step.outcome)
@@ -508,18 +429,29 @@ class GraphTarget(GraphRecorder, Target):
         slots = np.arange(start + MOVED_ROWS, start + len(path) + 1)
         self.cache.move(to_device(slots, self.device), to_device(rows, self.device))
 
-    def through_layers(
-        self, *args: Any, **kwargs: Any
+    def static_layers(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        static: StaticRows,
+        hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """As in ``Target``, in fewer kernels where layers are fused."""
-        with self._fusion.active() if self._fusion else nullcontext():
-            return super().through_layers(*args, **kwargs)
+        """Compute logits and states as in ``through_layers``, of rows whose slots the device knows.
+
+        In few kernels where the layers are known.
+        """
+        plan, cache = AttentionPlan(static=static), self.cache
+        if not isinstance(self._fused, str):
+            cached = partial(cache.whole, batch=len(tokens))
+            return self._fused.run(tokens, positions, plan, cached, hidden_layers)
+        with cache.static(static.first):
+            return self.through_layers(tokens, positions, plan, hidden_layers)
 
     def describe(self) -> Passes:
-        passes = Passes(engine="graph", graphs=list(self.graphs), eager=dict(self.reasons))
-        if self._fusion:
-            passes["layers"] = self._fusion.describe()
-        return passes
+        layers = self._fused if isinstance(self._fused, str) else "fused"
+        return Passes(
+            engine="graph", graphs=list(self.graphs), eager=dict(self.reasons), layers=layers
+        )
 
     def _choose(self, tree: DraftTree, hidden_layers: tuple[int, ...]) -> StaticPass | None:
         batch, rows = 1, len(tree) + 1
@@ -529,12 +461,9 @@ class GraphTarget(GraphRecorder, Target):
         if bucket is None:
             self.reasons.setdefault(f"{rows} rows", _TOO_LARGE)
             return None
-        keys = self.cache.length + bucket
-        if keys > self.cache.max_len:
+        if self.cache.length + bucket > self.cache.max_len:
             return None  # more than ``free_rows``: refused by the eager pass
-        step = self._pass(bucket, key_bucket(keys, self.cache.max_len), batch, hidden_layers)
-        assert step is None or isinstance(step, StaticPass)
-        return step
+        return self._pass(bucket, batch, hidden_layers)
 
     def _nodes(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
@@ -542,41 +471,37 @@ class GraphTarget(GraphRecorder, Target):
         """As in ``Target``; padded where a shape that was made by ``reserve`` holds the nodes."""
         n, length = len(ids), self.cache.length
         bucket = row_bucket(n)
-        step: FixedShape | None = None
-        keys = length + len(depths) - n + (bucket or 0)
+        step: StaticPass | None = None
+        end = length + len(depths) - n + (bucket or 0)
         if bucket is None:
             self.reasons.setdefault(f"{n} nodes", _TOO_LARGE)
         elif bucket > self._sizes[1]:
             self.reasons.setdefault(f"{n} nodes", f"more than the {self._sizes[1]} rows reserved")
-        elif keys > self.cache.max_len:
+        elif end > self.cache.max_len:
             self.reasons.setdefault(
                 f"{bucket} nodes at the end of the cache",
                 f"padded, they exceed its {self.cache.max_len} rows",
             )
         else:
-            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES, ())
+            step = self._pass(bucket, _NODES, ())
         if step is None:
             self.eager_passes += 1
             return super()._nodes(ids, visible, depths, keep)
-        assert isinstance(step, StaticNodes)
-        step.load(ids, visible, depths, length)
+        step.load_nodes(ids, visible, depths, length)
         step.run()
         # Out of the buffer, which the next pass writes to: a drafter compares several layers.
-        return Scores(step.outputs[0][n - keep if keep else 0 : n].clone())
+        return Scores(step.logits[n - keep if keep else 0 : n].clone())
 
-    def _pass(
-        self, rows: int, keys: int, batch: int, hidden_layers: tuple[int, ...]
-    ) -> FixedShape | None:
+    def _pass(self, rows: int, batch: int, hidden_layers: tuple[int, ...]) -> StaticPass | None:
         """Get the pass of a shape, made on first use; None if it could not be recorded."""
-        shape = (rows, keys, batch, hidden_layers)
+        shape = (rows, batch, hidden_layers)
         if shape not in self._passes:
-            step: FixedShape
             if batch == _NODES:
-                step, name = StaticNodes(self, rows, keys), f"{rows} nodes"
+                step, name = StaticPass(self, rows, held=2 * self._sizes[1]), f"{rows} nodes"
             else:
                 step, name = StaticPass(self, *shape), f"{batch} x {rows} rows"
                 if hidden_layers:
                     name += f", hidden states {' '.join(map(str, hidden_layers))}"
-            recorded = not self.captures or self.record(step, f"{name}, {keys} keys")
+            recorded = not self.captures or self.record(step, name)
             self._passes[shape] = step if recorded else None
         return self._passes[shape]

@@ -69,11 +69,10 @@ class KVCache:
         self.batch = batch
         self.length = 0
         self.retained = 0  # rows after ``length`` that later passes see too, though not committed
-        self._static: tuple[torch.Tensor, int] | None = None  # slots and keys of a fixed shape
+        self._static: torch.Tensor | None = None  # first slots of a fixed shape
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
         self._storage: dict[torch.device, torch.Tensor] = {}
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._pairs: list[torch.Tensor] = []  # keys and values of a layer as one tensor
         for device in dict.fromkeys(layer_devices):
             layers = layer_devices.count(device)
             self._storage[device] = torch.zeros(
@@ -82,7 +81,6 @@ class KVCache:
         unused = {device: iter(s.split(2)) for device, s in self._storage.items()}
         for device in layer_devices:
             pair = next(unused[device])
-            self._pairs.append(pair)
             self._layers.append((pair[0], pair[1]))
 
     @property
@@ -111,34 +109,34 @@ class KVCache:
         cached_keys, cached_values = self._layers[layer]
         return self._written(cached_keys, keys), self._written(cached_values, values)
 
-    def update_both(self, new: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``update``, of keys and values in one tensor ``[2, batch, kv_heads, rows, size]``."""
-        keys, values = self._written(self._pairs[layer], new)
-        return keys, values
-
     def _written(self, cached: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Append ``new [..., batch, kv_heads, rows, size]`` and return all rows."""
-        cached = cached[..., : new.shape[-4], :, :, :]
+        """Append ``new [batch, kv_heads, rows, size]`` and return all rows."""
+        cached = cached[: len(new)]
         if self._static is not None:
-            slots, end = self._static
-            cached.index_copy_(-2, slots, new)
-        else:
-            start = self.length + self.retained
-            end = start + new.shape[-2]
-            cached[..., start:end, :] = new
-        return cached[..., :end, :]
+            rows = torch.arange(new.shape[2], device=new.device)
+            slots = (self._static[:, None] + rows)[:, None, :, None]
+            return cached.scatter_(2, slots.expand_as(new), new)
+        start = self.length + self.retained
+        end = start + new.shape[2]
+        cached[:, :, start:end] = new
+        return cached[:, :, :end]
+
+    def whole(self, layer: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """View keys and values of a layer ``[batch, kv_heads, max_len, head_dim]``."""
+        keys, values = self._layers[layer]
+        return keys[:batch], values[:batch]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Return the committed rows; part of transformers' interface."""
         return self.length
 
     @contextmanager
-    def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
-        """Let passes within write at ``slots [rows]`` and see ``keys`` rows, whatever the length.
+    def static(self, first: torch.Tensor) -> Iterator[None]:
+        """Let passes within write from the slots ``first [batch]`` on, and see all of the cache.
 
-        The mask of attention hides keys that hold nothing.
+        Attention hides keys that hold nothing.
         """
-        self._static = (slots, keys)
+        self._static = first
         try:
             yield
         finally:

@@ -54,7 +54,7 @@ class Passes(TypedDict, total=False):
     reason: str
     graphs: list[str]  # shapes of the captured passes
     eager: dict[str, str]  # why other passes ran eagerly, by shape
-    layers: dict[str, dict[str, int]]  # which parts of the network run fused, if any
+    layers: str  # ``fused``, or why passes run the model's own layers
 
 
 class ArtifactInfo(TypedDict, total=False):

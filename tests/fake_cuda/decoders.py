@@ -30,12 +30,10 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, Verifier
-from specbench.kernels import cuda_graphs
 from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
-from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target
 from tests.conftest import VOCAB, tiny_model
@@ -140,22 +138,6 @@ def recorded_graphs() -> Iterator[list[tuple[GraphRecorder, str]]]:
         yield graphs
 
 
-@contextmanager
-def few_keys() -> Iterator[None]:
-    """Heads are recorded for 64 keys and more: the texts here reach the second number of them."""
-
-    def short(function: Callable[..., Any]) -> Callable[..., Any]:
-        def shorter(*sizes: int) -> Any:
-            with mock.patch.object(cuda_graphs, "SHORTEST_KEYS", 64):
-                return function(*sizes)
-
-        return shorter
-
-    names = ("key_bucket", "key_buckets")
-    with mock.patch.multiple(head_drafter, **{n: short(getattr(cuda_graphs, n)) for n in names}):
-        yield
-
-
 class Plain:
     """The output of plain decoding on the CPU in a number format.
 
@@ -209,6 +191,5 @@ def drafts(
         return tree if n % 2 else DraftTree.chain(right[: state.remaining - 1])
 
     drafter.propose = recording  # type: ignore[method-assign]
-    with few_keys():
-        plain.check(decode(where, drafter, turns=2, **given).output_ids)
+    plain.check(decode(where, drafter, turns=2, **given).output_ids)
     return trees

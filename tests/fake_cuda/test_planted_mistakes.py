@@ -5,6 +5,7 @@ one wait of the host in a step, and graphs that are recorded while a text is ans
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,10 +19,9 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import cuda_graphs
 from specbench.models import graph_target
-from specbench.models.graph_target import FixedShape, GraphTarget, StaticNodes, StaticPass
+from specbench.models.graph_target import GraphTarget, StaticPass
 from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.row_cache import RowCache
-from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
 from specbench.system.clock import TorchEvents
 from tests.fake_cuda import decoders, memory
@@ -163,11 +163,12 @@ def is_default(stream):
 
 
 def baked_in_length(patch):
-    def static(self, slots, keys):
-        return real(self, torch.arange(self.length, self.length + len(slots), device=DEVICE), keys)
+    def static_layers(self, tokens, positions, static, hidden_layers):
+        lengths = torch.full_like(static.lengths, self.cache.length)
+        return real(self, tokens, positions, replace(static, lengths=lengths), hidden_layers)
 
-    real = KVCache.static
-    patch.setattr(KVCache, "static", static)
+    real = GraphTarget.static_layers
+    patch.setattr(GraphTarget, "static_layers", static_layers)
 
 
 def kept_from_a_capture(patch):
@@ -216,7 +217,7 @@ MISTAKES = {
         instead(head_drafter, "fill", pageable), with_a_head("eagle2"), PAGEABLE),
     "the numbers' buffer is replaced": (
         then(StaticPass, "load", lambda s: setattr(s, "numbers", s.numbers.clone())), a_text,
-        FREED),
+        OUTPUT),
     "graphs outlive their cache": (graphs_kept, after_a_longer_text, FREED),
     "a capture's memory is kept": (kept_from_a_capture, a_text, POOL),
     "a head's states are a pass's own": (
@@ -232,8 +233,8 @@ MISTAKES = {
     "the next step does not wait for drafting beside": (
         no_wait_of(is_default), with_a_draft("card", DEVICE), RACE),
     "rows of a draft are on the target's device": (
-        then(StaticNodes, "__init__",
-             lambda self: setattr(self, "_row_numbers", self._row_numbers.to(DEVICE))),
+        then(StaticPass, "__init__",
+             lambda self: setattr(self._static, "visible", self.visible.to(DEVICE))),
         with_a_draft("sps", SECOND), APART),
     "products find the work space of those before": (
         instead(cuda_graphs, "_forget_work_space", lambda: None), a_text, LIBRARY),
@@ -242,7 +243,7 @@ MISTAKES = {
     "rows that a graph read are not counted": (
         instead(RowCache, "read", lambda self, n: None), with_a_head("eagle2"), OUTPUT),
     "a step waits twice": (
-        then(FixedShape, "run", lambda self: self.outputs[0].sum().item()), a_text, WAITS),
+        then(StaticPass, "run", lambda self: self.outputs[0].sum().item()), a_text, WAITS),
     "the result's copy waits": (
         instead(StaticPass, "_tell",
                 lambda self: self._result[: len(self.outputs[1])].copy_(self.outputs[1])),

@@ -15,22 +15,26 @@ from hypothesis import strategies as st
 
 from runners.measure.session import make_target
 from specbench.config.compose import compose
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
+from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.greedy import longest_match
 from specbench.errors import CaseFailed
-from specbench.kernels.cuda_graphs import key_bucket
 from specbench.models.graph_target import (
-    FixedShape,
+    MOVED_ROWS,
     GraphTarget,
     StaticPass,
     no_graphs,
     row_bucket,
 )
 from specbench.models.target import Target
-from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_model
+from tests.conftest import CARRIERS, VOCAB, engine, side_by_side, tiny_model
 from tests.models.test_target import trees
 
+moving_model = cache(partial(tiny_model, "llama"))
+moving_target = cache(partial(GraphTarget, capture=False, max_len=200, max_nodes=39))
+PROMPT = np.arange(3, 33)
 same = partial(torch.testing.assert_close, atol=1e-10, rtol=0)
 
 
@@ -56,19 +60,18 @@ def pairs():
 def only_warms_up(monkeypatch):
     """What a capture runs: its passes, of which the device keeps what they write to the cache."""
 
-    def capture(step: FixedShape, _pool: object) -> None:
+    def capture(step: StaticPass, _pool: object) -> None:
         for _ in range(3):
             step.device_part()
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(FixedShape, "capture", capture)
+    monkeypatch.setattr(StaticPass, "capture", capture)
 
 
 def test_buckets():
     assert [row_bucket(n) for n in (1, 2, 3, 17, 33, 65, 97, 128, 129)] == [
         1, 2, 4, 32, 48, 80, 128, 128, None,
     ]  # fmt: skip
-    assert [key_bucket(n, 1536) for n in (1, 256, 257, 1024, 1025)] == [256, 256, 512, 1024, 1536]
 
 
 @given(tree=trees(20), data=st.data())
@@ -94,15 +97,12 @@ def test_acceptance_on_the_device_is_the_walk(tree, data):
     step = StaticPass.__new__(StaticPass)
     step.rows = rows = 24
     step._row_numbers = torch.arange(rows)
-    step.visible = torch.eye(rows, dtype=torch.bool)
-    step.visible[: n + 1, : n + 1] = torch.from_numpy(geometry.visible[: n + 1, : n + 1])
-    got, got_count = step._accept(
-        padded([0, *tokens]),
-        padded([0, *(tree.parents + 1)]),
-        padded(geometry.depths[: n + 1]),
-        padded(np.append(False, ~aux)).bool(),
-        padded(choices),
-    )
+    step.visible = torch.eye(rows, dtype=torch.bool)[None].clone()
+    step.visible[0, : n + 1, : n + 1] = torch.from_numpy(geometry.visible[: n + 1, : n + 1])
+    step._ids, step._parents = padded([0, *tokens])[None], padded([0, *(tree.parents + 1)])[None]
+    step._depths = padded(geometry.depths[: n + 1])[None]
+    step._candidates = padded(np.append(False, ~aux))[None]
+    got, got_count = step._accept(padded(choices))
     assert int(got_count) == count + 1
     assert got[1 : count + 1].tolist() == (path[:count] + 1).tolist()
     assert got[count + 1 :].tolist() == list(range(count + 1, rows))
@@ -142,7 +142,7 @@ def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
         captured = len(fixed.graphs)
         expected, got = exact.forward(3, tree), fixed.forward(3, tree)
         assert got.verified is None  # the host verifies these
-        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows, 256 keys"] * capture
+        assert fixed.graphs[captured:] == [f"{k} x {w + 1} rows"] * capture
         same(got.logits, expected.logits)
         for target in (exact, fixed):  # made once, not by every step
             assert target.forward(3, tree).select is target.forward(3, tree).select
@@ -206,10 +206,10 @@ def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
         if step.rows == 2:
             raise RuntimeError("operation failed due to a previous error during capture")
 
-    monkeypatch.setattr(FixedShape, "capture", capture)
+    monkeypatch.setattr(StaticPass, "capture", capture)
     target = GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
     assert pools == {1: 0, 2: 0, 4: 1, 8: 1}
-    assert list(target.reasons) == ["1 x 2 rows, 256 keys"]
+    assert list(target.reasons) == ["1 x 2 rows"]
 
 
 @pytest.mark.parametrize(
@@ -234,29 +234,13 @@ def test_known_passes_are_captured_when_buffers_are_made(options, shapes, only_w
     target = GraphTarget(tiny_model("llama"), capture=True, max_len=200, max_nodes=3, **sizes)
     for _ in range(2):  # two labels whose heads read the same: known once their files are read
         target.expect(layers)
-    assert target.graphs == [f"{shape}, 256 keys" for shape in shapes]
+    assert target.graphs == shapes
     target.reserve(400, 2)  # fewer nodes and no batch: the buffers stay as wide as they were
-    graph_names = [f"{shape}, {keys} keys" for keys in (256, 512) for shape in shapes]
     if "drafts" not in options:  # and no pass of a case makes another
         target.prefill(np.arange(5))
         target.forward(3, DraftTree.empty(), hidden_layers=layers)
     described = target.describe()
-    assert sorted(described["graphs"]) == sorted(graph_names) and not described["eager"]
-
-
-def test_weights_that_live_graphs_read_are_not_moved(only_warms_up):
-    model, sizes = tiny_model("llama"), {"max_len": 40, "max_nodes": 1}
-    target = GraphTarget(model, capture=True, **sizes)
-    addresses = [parameter.data_ptr() for parameter in model.parameters()]
-    with pytest.raises(RuntimeError, match="graphs of this model are in use"):
-        GraphTarget(model, fused=True, **sizes)
-    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
-    del target
-    gc.collect()
-    fused = GraphTarget(model, fused=True, capture=True, **sizes)
-    assert (
-        GraphTarget(model, fused=True, **sizes).describe()["layers"] == fused.describe()["layers"]
-    )
+    assert sorted(described["graphs"]) == sorted(shapes) and not described["eager"]
 
 
 def test_passes_without_a_fixed_shape_run_eagerly_and_say_why(rng):
@@ -294,3 +278,44 @@ def test_where_there_are_no_graphs_passes_are_eager_and_the_reason_is_kept():
     model = tiny_model("llama")
     model.hf_device_map = {"model.embed_tokens": 0, "lm_head": 1}
     assert "2 devices" in no_graphs(model)
+
+
+@given(st.data())
+def test_moving_an_accepted_path_is_a_plain_gather(data):
+    """Also of one longer than what the pass moves itself."""
+    n = data.draw(st.integers(0, 39))
+    count = data.draw(st.integers(0, n))
+    path = np.sort(data.draw(st.permutations(range(n)))[:count]).astype(np.int64)
+    model = moving_model()
+    target = moving_target(model)
+    target.cache.storage.copy_(torch.randn_like(target.cache.storage))
+    target.cache.length = 11
+    before = target.cache.storage.clone()
+    slots = torch.arange(11, 11 + 40)
+    rows = np.arange(40)
+    rows[1 : count + 1] = path + 1
+    first = slice(MOVED_ROWS)
+    target.cache.move(slots[first], torch.from_numpy(rows)[first] + 11)  # as the pass does
+    target._move_rest(path)
+    moved_rows = np.concatenate(([0], path + 1)) + 11
+    actual = target.cache.storage[:, :1, :, 11 : 12 + count]
+    assert torch.equal(actual, before[:, :1, :, moved_rows])
+    assert torch.equal(target.cache.storage[..., :11, :], before[..., :11, :])
+
+
+def test_a_deep_branch_is_committed_as_in_the_eager_target():
+    stock, fused = (
+        Target(tiny_model("llama"), max_len=200, max_nodes=39),
+        GraphTarget(tiny_model("llama"), capture=False, max_len=200, max_nodes=39),
+    )
+    truth = engine(stock).decode(PROMPT, Drafter(name="plain"), max_new_tokens=30).output_ids
+    wrong = (truth[1] + 1) % VOCAB
+    tree = DraftTree(np.array([wrong, *truth[1:27]]), np.array([-1, -1, *range(1, 26)]))
+    logits = []
+    for target in (stock, fused):
+        target.prefill(PROMPT)
+        verdict = GreedyVerifier().verify(tree, target.forward(truth[0], tree))
+        assert len(verdict.path) == 26 > MOVED_ROWS
+        target.commit(tree, verdict.path)
+        logits.append(target.forward(int(verdict.tokens[-1]), DraftTree.empty()).logits)
+    torch.testing.assert_close(*logits, atol=1e-10, rtol=0)

@@ -430,11 +430,9 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
     check(tiny_model("mistral_window"), partial(GraphTarget, drafts=drafts), drafts=drafts)
 
     class SeesAllKeys(GraphTarget):
-        def through_layers(self, tokens, positions, plan, *more, **options):
-            if plan.mask is not None:
-                plan.windowed.clear()
-                plan.mask = torch.zeros_like(plan.mask)
-            return super().through_layers(tokens, positions, plan, *more, **options)
+        def static_layers(self, tokens, positions, static, *more):
+            seen = replace(static, visible=torch.ones_like(static.visible))
+            return super().static_layers(tokens, positions, seen, *more)
 
     with pytest.raises(ConfigurationError, match="logits of a chain differ"):
         check(tiny_model("mistral_window"), partial(SeesAllKeys, drafts=drafts), drafts=drafts)

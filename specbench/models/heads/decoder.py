@@ -20,6 +20,7 @@ from specbench.kernels import pass_kernels
 from specbench.kernels.attention import attend
 from specbench.kernels.compiled_call import CompiledCall
 from specbench.kernels.compiled_pass import linears_of_layer
+from specbench.kernels.fused_pass import FusedLayer, Products
 from specbench.kernels.packed_linear import PackedLinear, Product
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
@@ -64,7 +65,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: LayerShape, width: int, layer: int) -> None:
         super().__init__()
-        self._layer, self._size = layer, shape.head_dim
+        self._layer, self._size, self.sliding_window = layer, shape.head_dim, shape.window
         queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
         self.q_proj = nn.Linear(width, queries, bias=shape.qkv_bias)
         self.k_proj = nn.Linear(width, keys, bias=shape.qkv_bias)
@@ -128,9 +129,21 @@ class DecoderLayer(nn.Module):
         return self._onward(x, self.input_layernorm(x), rows)
 
     def _onward(self, residual: torch.Tensor, read: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if rows.plan.static is not None:
+            return self._fused(residual, read, rows)
         x = residual + self.self_attn(read, rows)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+    def _fused(self, residual: torch.Tensor, read: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Run a pass that is recorded, in few kernels."""
+        if "fused_layer" not in vars(self):
+            self.fused_layer = FusedLayer.from_module(self), Products()
+        layer, product = self.fused_layer
+        turned = rows.cos[None], rows.sin[None]
+        cached = rows.whole(self.self_attn._layer)
+        total, added = layer.run(residual[None], read[None], turned, cached, rows.plan, product)
+        return (total + added)[0]
 
 
 class CompiledHead(CompiledCall):

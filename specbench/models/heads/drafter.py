@@ -2,8 +2,7 @@
 
 Next to a target whose passes are replayed, launching a head kernel by kernel would take longer
 than necessary. Both of its parts have a fixed shape: rows that were committed are padded,
-trees are drafted whole, keys are rounded up as for the target. What exceeds the shapes is launched
-as ever.
+trees are drafted whole. What exceeds the shapes is launched as ever.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from specbench.decoding.structs import (
     ReportValue,
     StepOutcome,
 )
-from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall, key_bucket, key_buckets
+from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
 from specbench.results.records import LAUNCHED_DRAFTS
 
-Work: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+Work: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _LENGTH_STEP = 512  # caches grow by so many tokens, so that few sizes are ever made
 
 
@@ -264,21 +263,21 @@ class HeadDrafter(ModelDrafter):
 
     # -- what graphs are recorded of ---------------------------------------------------------------
 
-    def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
-        head = self._on_fixed_rows(numbers[:1], keys)._head
+    def _read(self, numbers: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        head = self._on_fixed_rows(numbers[:1])._head
         features: torch.Tensor = run_to_completion(head.catching_up(numbers[2:], states))
         return features.index_select(0, numbers[1:2] - 1)
 
-    def _drafted(self, feature: torch.Tensor, numbers: torch.Tensor, keys: int) -> torch.Tensor:
-        fixed = self._on_fixed_rows(numbers[:1], keys)
+    def _drafted(self, feature: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        fixed = self._on_fixed_rows(numbers[:1])
         return run_to_completion(fixed._growing(feature, self._levels, numbers[1:]))
 
-    def _on_fixed_rows(self, length: torch.Tensor, keys: int) -> HeadDrafter:
+    def _on_fixed_rows(self, length: torch.Tensor) -> HeadDrafter:
         """Copy this drafter, with a cache whose committed rows ``length [1]`` is on the device."""
         other = copy.copy(self)
         if self._head.layers:
             other._head = copy.copy(self._head)
-            other._head.cache = self._head.cache.fixed(length, keys)
+            other._head.cache = self._head.cache.fixed(length)
         return other
 
 
@@ -289,8 +288,8 @@ class HeadGraphs(GraphRecorder):
 
     Args:
         read: of how many committed rows there were before, how many are new, and the ids behind
-            those, in one array ``[2 + rows]``; of the new rows' states ``[rows, width]``; and of
-            the keys to look at: gives ``[1, size]``.
+            those, in one array ``[2 + rows]``; and of the new rows' states ``[rows, width]``: gives
+            ``[1, size]``.
         draft: of what was read last ``[1, size]``, of committed rows and a number of the method's
             ``[2]``, and of the keys: gives what the drafter makes its tree of.
         rows: committed rows that are read at once at most; 0 for a head that reads none.
@@ -316,7 +315,7 @@ class HeadGraphs(GraphRecorder):
     ) -> None:
         super().__init__(device)
         self._most, self._span, self._longest = rows, span, longest
-        self._steps: dict[tuple[str, int], RecordedCall] = {}
+        self._steps: dict[str, RecordedCall] = {}
         with torch.inference_mode(False):  # they may be written to outside of that mode, too
             self.feature = torch.zeros(1, size, dtype=dtype, device=device)
             self._states = torch.zeros(rows, width, dtype=dtype, device=device)
@@ -324,29 +323,26 @@ class HeadGraphs(GraphRecorder):
             self._new = torch.ones(2 + rows, dtype=torch.int64, device=device)
             self._draft_input = torch.ones(2, dtype=torch.int64, device=device)
 
-        def keep(numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
-            return self.feature.copy_(read(numbers, states, keys))
+        def keep(numbers: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+            return self.feature.copy_(read(numbers, states))
 
-        for keys in key_buckets(longest) if longest else [0]:
-            if keys >= span:
-                if rows:
-                    self._add("reading", keys, keep, self._new, self._states)
-                self._add("drafting", keys, draft, self.feature, self._draft_input)
+        if rows:
+            self._add("reading", keep, self._new, self._states)
+        self._add("drafting", draft, self.feature, self._draft_input)
 
     def release(self) -> None:
         """Let go of all graphs at once: they and this hold each other, as long as none collects."""
         self._steps.clear()
 
-    def _add(self, kind: str, keys: int, work: Work, *given: torch.Tensor) -> None:
-        call = RecordedCall(self, lambda first, second: (work(first, second, keys),), *given)
-        if self.record(call, f"{kind}, {keys} keys"):
-            self._steps[kind, keys] = call
+    def _add(self, kind: str, work: Work, *given: torch.Tensor) -> None:
+        call = RecordedCall(self, lambda first, second: (work(first, second),), *given)
+        if self.record(call, kind):
+            self._steps[kind] = call
 
     def _step(self, kind: str, length: int) -> RecordedCall | None:
         if self._longest and length + self._span > self._longest:
             return None
-        keys = key_bucket(length + self._span, self._longest) if self._longest else 0
-        return self._steps.get((kind, keys))
+        return self._steps.get(kind)
 
     def read(self, length: int, states: torch.Tensor, ids: IntArray) -> bool:
         """Read ``states [n, width]`` after ``length`` rows; ``ids [n]`` follow them.

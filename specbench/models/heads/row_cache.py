@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from specbench.decoding.tree import visibility
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
+from specbench.kernels.static_rows import StaticRows
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.kv_cache import KVCache, SequenceCaches
 
@@ -31,21 +31,26 @@ class Rows:
     cos: torch.Tensor  # [rows, head_dim]
     sin: torch.Tensor
     plan: AttentionPlan
-    parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
+    # Of nodes: those that they see [rows, held + rows], and all levels, the root's 0 first; None of
+    # committed rows
+    nodes: tuple[torch.Tensor, torch.Tensor] | None
     segments: tuple[Segment, ...] = ()  # for a call that runs all layers; then ``plan`` is empty
-    # Places in the cache [rows], and keys to look at, of a pass whose places the device alone knows
-    slots: tuple[torch.Tensor, int] | None = None
 
     def __len__(self) -> int:
         return len(self.cos)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[Any, Any]:
         """As ``KVCache.update``."""
-        if self.slots is None:
+        if self.plan.static is None:
             return self.cache.update(keys, values, layer)
         assert isinstance(self.cache, KVCache)
-        with self.cache.static(*self.slots):
+        with self.cache.static(self.plan.static.first):
             return self.cache.update(keys, values, layer)
+
+    def whole(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``KVCache.whole``."""
+        assert isinstance(self.cache, KVCache)
+        return self.cache.whole(layer, 1)
 
 
 def joint_rows(parts: Sequence[Rows]) -> Rows:
@@ -101,7 +106,10 @@ class RowCache:
         self._cos = (angles.cos() * factor).to(device, dtype)
         self._sin = (angles.sin() * factor).to(device, dtype)
         self._positions = torch.arange(length, device=device)
-        self._parents = torch.empty(0, dtype=torch.int64, device=device)
+        # The root, which sees no node, and the held nodes: which of these each sees, and levels.
+        self._no_nodes = torch.zeros(1, 0, dtype=torch.bool, device=device)
+        self._no_levels = torch.zeros(1, dtype=torch.int64, device=device)
+        self._seen, self._levels = self._no_nodes, self._no_levels
         self._fixed: torch.Tensor | None = None
 
     @property
@@ -114,20 +122,18 @@ class RowCache:
         """Rows that it has memory for."""
         return self._cache.max_len
 
-    def fixed(self, length: torch.Tensor, keys: int) -> RowCache:
+    def fixed(self, length: torch.Tensor) -> RowCache:
         """Copy the cache for work that is recorded: ``length [1]`` of its rows are committed.
 
-        Passes look at the first ``keys`` rows, most of them masked; some of the committed rows
-        may be padding, after the others. `read` counts them afterwards.
+        Some of them may be padding, after the others. `read` counts them afterwards.
         """
         other = copy.copy(self)
-        other._fixed, other._positions = length, self._positions[:keys]
-        other._parents = self._parents[:0]
+        other._fixed, other._seen, other._levels = length, self._no_nodes, self._no_levels
         return other
 
     def drop_nodes(self) -> None:
         self._cache.retained = 0
-        self._parents = self._parents[:0]
+        self._seen, self._levels = self._no_nodes, self._no_levels
 
     def truncate(self, length: int) -> None:
         """Forget the nodes, and the committed rows from ``length`` on."""
@@ -141,8 +147,8 @@ class RowCache:
             ValueError: there is no room for them.
         """
         if self._fixed is not None:
-            slots = self._fixed + self._positions[:n]
-            return self._rows(slots, self._positions <= slots[:, None], slots=slots)
+            rows = self._positions[:n]
+            return self._static_rows(rows, rows <= rows[:, None], rows)
         self.drop_nodes()
         start = self.length
         if start + n > self._max_len:
@@ -162,36 +168,48 @@ class RowCache:
         Raises:
             ValueError: more nodes than reserved, or a parent that is not held (seen on a CPU).
         """
-        held, n = len(self._parents), len(parents)
+        held, n = self._seen.shape[1], len(parents)
         if held + n > self._max_nodes:
             raise ValueError(f"{held + n} nodes exceed the {self._max_nodes} reserved")
         if not parents.is_cuda and ((parents >= held) | (parents < -1)).any():
             raise ValueError("a node's parent was not read before it")
-        tree, depths = visibility(torch.cat([self._parents, parents]))
-        seen = tree[held + 1 :, 1:]
+        # A node sees what its parent sees, and itself.
+        above = parents + 1
+        itself = torch.eye(n, dtype=torch.bool, device=above.device)
+        seen = torch.cat([self._seen.index_select(0, above), itself], 1)
+        levels = torch.cat([self._levels, self._levels.index_select(0, above) + 1])
         if self._fixed is not None:
-            slots = self._fixed + self._positions[: held + n]
-            positions = self._fixed + depths[1:] - 1
-            committed = (self._positions < self._fixed).expand(n, -1)
-            visible = committed.index_copy(1, slots, seen)
-            keys = self._positions.index_copy(0, slots, positions)
-            return self._rows(positions[held:], visible, parents, keys, slots[held:])
-        positions = self.length + depths[1:] - 1
+            return self._static_rows(levels[held + 1 :] - 1, seen, levels[1:] - 1, (seen, levels))
+        positions = self.length + levels[1:] - 1
         if n <= self.few:
             segments = tuple(self._cache.segments(1, n, seen))
             cos, sin = self._cos[positions[held:]], self._sin[positions[held:]]
-            return Rows(self._cache, cos, sin, AttentionPlan(), parents, segments)
+            return Rows(self._cache, cos, sin, AttentionPlan(), (seen, levels), segments)
         visible = torch.cat([seen.new_ones(n, self.length), seen], dim=1)
         keys = torch.cat([self._positions[: self.length], positions])
-        return self._rows(positions[held:], visible, parents, keys)
+        return self._rows(positions[held:], visible, (seen, levels), keys)
+
+    def _static_rows(
+        self,
+        depths: torch.Tensor,
+        visible: torch.Tensor,
+        key_depths: torch.Tensor,
+        nodes: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> Rows:
+        """Plan rows after ``fixed`` rows, at ``depths [n]`` behind them, and after held nodes."""
+        assert self._fixed is not None
+        first = self._fixed + (visible.shape[1] - len(depths))
+        static = StaticRows(self._fixed, first, visible[None], depths[None], key_depths[None])
+        positions = self._fixed + depths
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        return Rows(self._cache, cos, sin, AttentionPlan(static=static), nodes)
 
     def _rows(
         self,
         positions: torch.Tensor,
         visible: torch.Tensor,
-        parents: torch.Tensor | None = None,
+        nodes: tuple[torch.Tensor, torch.Tensor] | None = None,
         keys: torch.Tensor | None = None,
-        slots: torch.Tensor | None = None,
     ) -> Rows:
         """Mask by ``visible [rows, keys]``; ``keys [keys]`` are positions unless they count up."""
         if self._window is not None:
@@ -204,17 +222,18 @@ class RowCache:
             self._cos[positions],
             self._sin[positions],
             AttentionPlan(mask=mask[None, None]),
-            parents,
-            slots=None if slots is None else (slots, visible.shape[1]),
+            nodes,
         )
 
     def keep(self, rows: Rows) -> None:
         """Commit a pass's rows, or hold its nodes for the ones below them."""
-        if rows.parents is not None:
-            self._parents = torch.cat([self._parents, rows.parents])
+        if rows.nodes is not None:
+            seen, self._levels = rows.nodes
+            before = torch.nn.functional.pad(self._seen, (0, len(seen)))
+            self._seen = torch.cat([before, seen])
         if self._fixed is not None:
             return
-        if rows.parents is None:
+        if rows.nodes is None:
             self._cache.commit(None, len(rows))
         else:
             self._cache.retain(len(rows))
