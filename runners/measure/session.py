@@ -49,6 +49,7 @@ from specbench.decoding.verify import GreedyVerifier, build_verifier
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.kernels.architectures import keeps_states, usable_context
 from specbench.kernels.cuda_graphs import check_device
+from specbench.kernels.weight_forms import is_quantised
 from specbench.models import loading
 from specbench.models.batch_target import BatchTarget
 from specbench.models.checkpoints import weights
@@ -609,7 +610,7 @@ def make_target(
     """
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
-        reason = no_graphs(model)
+        reason = "its weights are quantised" if is_quantised(model) else no_graphs(model)
         if config.batch.size > 1:
             reason = "passes of a batch have another number of rows at each step"
         if keeps_states(model):

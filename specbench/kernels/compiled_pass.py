@@ -38,7 +38,7 @@ from specbench.kernels.compiled_call import CompiledCall, Segment
 from specbench.kernels.packed_linear import Product
 from specbench.kernels.panel_kernels import FLOAT32, WIDTH, available, form_of
 from specbench.kernels.prefetch import choose_distances
-from specbench.kernels.weight_forms import give_back, short_bytes, unchanged_regions
+from specbench.kernels.weight_forms import give_back, is_quantised, short_bytes, unchanged_regions
 
 ONE_CALL = "one call"  # of a manifest's packed weights, ``pass``; else why not
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -275,6 +275,8 @@ def _too_large(model: Any, memory_bytes: int) -> str | None:
 def layers_not_known(model: PreTrainedModel) -> str | None:
     """Say why the steps of ``model``'s layers are not known; None if they all are."""
     network: Any = model
+    if is_quantised(model):
+        return "its weights are quantised"
     kind = type(model).__name__
     family = kind.removesuffix("ForCausalLM")
     if family == kind or family not in FAMILIES or not _unchanged(network, family):

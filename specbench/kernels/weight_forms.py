@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,12 +41,28 @@ def shortest(weight: torch.Tensor) -> torch.Tensor:
     return weight.detach() if blocks is None else blocks
 
 
-def is_plain(module: nn.Module) -> bool:
-    """Say whether all parameters are ordinary tensors of floats, none of them packed."""
-    return all(
+def is_quantised(model: nn.Module) -> bool:
+    """Say whether some products read other tensors than a plain matrix of floats."""
+    method = getattr(getattr(model, "config", None), "quantization_config", None)
+    return method is not None or not all(
         type(weight.data) is torch.Tensor and weight.is_floating_point() and weight.itemsize > 1
-        for weight in module.parameters()
+        for weight in model.parameters()
     )
+
+
+def stored_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """List the plain tensors that a tensor of a subclass wraps; itself if it is plain."""
+    wrapped: Any = getattr(tensor, "__tensor_flatten__", None)
+    if wrapped is None:
+        return [tensor]
+    return [part for name in wrapped()[0] for part in stored_parts(getattr(tensor, name))]
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Count the bytes of all parameters and buffers, packed ones included; each storage once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = [part.untyped_storage() for tensor in tensors for part in stored_parts(tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def short_bytes(weight: torch.Tensor) -> int:

@@ -165,7 +165,7 @@ def load_model(
             network, info = loaded
             weights.check_loaded(model, info, getattr(settings, "num_hidden_layers", None))
             if method:
-                note = quantised.make_plain(model, network, method, dtype)
+                note = quantised.settle(model, network, dtype, method)
     if spread:
         _check_room(model, network)
     else:
@@ -195,9 +195,14 @@ def in_memory(
     known to hold its weights, so their hash is over a few values of each parameter.
 
     Raises:
-        ConfigurationError: some weights are not on a device, or no context length is known.
+        ConfigurationError: some weights are not on a device or packed, or no context length is
+            known.
     """
+    from specbench.kernels.weight_forms import is_quantised
+    from specbench.models.checkpoints import quantised
+
     _check_room(model, network)
+    note = quantised.check_packed(model, network) if is_quantised(network) else ""
     digest = hashlib.sha256(weights.sample_weights(network).tobytes()).hexdigest()
     return _loaded(
         model,
@@ -205,6 +210,7 @@ def in_memory(
         tokenizer,
         revision=getattr(network.config, "_commit_hash", None),
         weights_hash=f"sampled-{digest}",
+        note=note,
     )
 
 

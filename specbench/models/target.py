@@ -27,6 +27,7 @@ from specbench.kernels.architectures import window_sizes
 from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.kernels.recurrent import kernel_files
+from specbench.kernels.weight_forms import is_quantised, stored_bytes
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, SequenceCaches, StateCache, in_place, layer_devices
@@ -123,8 +124,11 @@ class Target:
 
     def memory_bytes(self, rows: int) -> int:
         """Count the bytes of weights, their packed copies, and a cache of ``rows`` tokens."""
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return int(weights + self.packed_weights["bytes"] + rows * self.token_bytes)
+        if is_quantised(self.model):
+            size = stored_bytes(self.model)
+        else:
+            size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        return int(size + self.packed_weights["bytes"] + rows * self.token_bytes)
 
     @property
     def token_bytes(self) -> int:

@@ -19,7 +19,7 @@ from specbench.kernels import panel_kernels
 from specbench.kernels.compiled_pass import packed_memory
 from specbench.kernels.panel_kernels import WIDTH, panel_gemm
 from specbench.kernels.prefetch import MEASURE_BYTES
-from specbench.kernels.weight_forms import short_bytes
+from specbench.kernels.weight_forms import is_quantised, short_bytes, stored_bytes
 from specbench.system.clock import TorchEvents
 
 _ROUNDS, _ROUND_CALLS = 5, 12  # on CUDA: the best round of so many reads in a row
@@ -32,7 +32,8 @@ _ENOUGH = 0.8  # of the bytes that are to be read
 
 def streamed_bytes(model: PreTrainedModel) -> int:
     """Count the bytes of weights that a one-token pass reads, without a lookup-only embedding."""
-    total = sum(short_bytes(p) for p in model.parameters())
+    packed = is_quantised(model)
+    total = stored_bytes(model) if packed else sum(short_bytes(p) for p in model.parameters())
     embedding: Any = model.get_input_embeddings().weight
     head: Any = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else short_bytes(embedding)

@@ -1,7 +1,8 @@
-"""Files of quantised weights: dequantised while they are loaded, or refused.
+"""Quantised weights: dequantised while they are loaded, else refused or run as they are packed.
 
 A dequantised model is a plain one in all that follows, but its passes read more bytes than its
-file has, which speedups depend on.
+file has, which speedups depend on. Of a packed one (``model.allow_packed``) embedding and LM head
+are plain, as drafters read them; the rest is left to its own layers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError
-from specbench.kernels.weight_forms import is_plain
+from specbench.kernels.weight_forms import is_quantised
 from specbench.models.checkpoints import weights
 from specbench.system.bandwidth import streamed_bytes
 
@@ -32,15 +33,18 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def dequantise_at_load(model: ModelConfig, config: PreTrainedConfig) -> bool:
-    """Ask in ``config`` for plain weights; False if the files hold such.
+    """Ask in ``config`` for plain weights; False if they are, or stay packed.
 
     Raises:
-        ConfigurationError: transformers has no way to undo this method.
+        ConfigurationError: transformers cannot undo this method, and packed weights are not
+            allowed.
     """
     method = method_of(config)
     if method is None:
         return False
-    _refuse_unless(method in _DEQUANTISED, model, method)
+    if method not in _DEQUANTISED:
+        _check_allowed(model, method)
+        return False
     settings: Any = config
     settings.quantization_config = {**settings.quantization_config, "dequantize": True}
     # An older key of compressed-tensors; False says the same.
@@ -48,20 +52,22 @@ def dequantise_at_load(model: ModelConfig, config: PreTrainedConfig) -> bool:
     return True
 
 
-def make_plain(
-    model: ModelConfig, network: PreTrainedModel, method: str, dtype: torch.dtype
-) -> str:
-    """Convert dequantised weights to ``dtype`` and give a note for whoever reads the numbers.
+def settle(model: ModelConfig, network: PreTrainedModel, dtype: torch.dtype, method: str) -> str:
+    """Bring dequantised weights to ``dtype``, or check packed ones.
 
-    Transformers leaves those that were never quantised, and some others, in the file's dtype.
+    Transformers leaves what was never quantised, and some other weights, in the file's dtype.
+
+    Returns:
+        A note for whoever reads the numbers.
 
     Raises:
-        ConfigurationError: some weights stayed packed.
+        ConfigurationError: see `check_packed`.
     """
-    _refuse_unless(is_plain(network), model, method)
-    if hasattr(network.config, "quantization_config"):
-        del network.config.quantization_config
-    exceptions = network._get_dtype_plan(dtype)  # parts of names, as "norm"
+    if method in _DEQUANTISED and hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config  # of GGUF it stays, whatever became of its weights
+    if is_quantised(network):
+        return check_packed(model, network, method)
+    exceptions = network._get_dtype_plan(dtype)  # by parts of names, as "norm"
     for name, weight in network.named_parameters():
         exempt = [kind for part, kind in exceptions.items() if part in name]
         weight.data = weight.data.to(exempt[0] if exempt else dtype)
@@ -73,10 +79,31 @@ def make_plain(
     )
 
 
-def _refuse_unless(plain: bool, model: ModelConfig, method: str) -> None:
-    if not plain:
+def check_packed(model: ModelConfig, network: PreTrainedModel, method: str = "packed") -> str:
+    """Refuse packed weights that are not allowed, or that a drafter has to read; return a note.
+
+    Raises:
+        ConfigurationError: ``model.allow_packed`` is false, or LM head or embedding is packed.
+    """
+    _check_allowed(model, method)
+    ends = {"LM head": network.get_output_embeddings(), "embedding": network.get_input_embeddings()}
+    for name, module in ends.items():
+        if not hasattr(module, "weight") or is_quantised(module):
+            raise ConfigurationError(
+                f"{weights.key_of(model)}={model.id}: its {name} is packed ({method}), and "
+                "drafters read it as a matrix. Name a file with a plain one, or the original model."
+            )
+    return (
+        f"products run on packed weights ({method}) in layers of another package; passes in one "
+        "call and CUDA graphs are off."
+    )
+
+
+def _check_allowed(model: ModelConfig, method: str) -> None:
+    if not model.allow_packed:
         raise ConfigurationError(
             f"{weights.key_of(model)}={model.id}: its weights are quantised ({method}), and no "
             "engine here runs such layers. Name the model that it was made from, or type "
-            f"{weights.remedy_of(model)}."
+            f"{weights.remedy_of(model)}. model.allow_packed=true runs the layers that their "
+            "package makes."
         )

@@ -281,11 +281,16 @@ def weights_hash(folder: Path, cache_dir: Path, gguf: str | None = None) -> str:
 def sample_weights(model: nn.Module) -> Array:
     """Take ``[m]`` a few values of every parameter, evenly spaced, in float32.
 
-    They are the same for a model in any dtype, up to rounding.
+    They are the same for a model in any dtype, up to rounding; of packed ones they are values of
+    what is stored, in buffers, too.
     """
+    from specbench.kernels.weight_forms import is_quantised, stored_parts
+
     values = []
-    for _, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
-        flat = parameter.detach().reshape(-1)
-        step = max(1, len(flat) // _SAMPLED)
-        values.append(flat[::step][:_SAMPLED].float().cpu().numpy())
+    buffers = model.named_buffers() if is_quantised(model) else ()
+    for _, tensor in sorted([*model.named_parameters(), *buffers], key=lambda item: item[0]):
+        for part in stored_parts(tensor.detach()):
+            flat = part.reshape(-1)
+            step = max(1, len(flat) // _SAMPLED)
+            values.append(flat[::step][:_SAMPLED].float().cpu().numpy())
     return np.concatenate(values)

@@ -28,6 +28,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.architectures import ELSE, is_mixture, scaled_every, window_sizes
+from specbench.kernels.weight_forms import is_quantised
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.target import Target
 
@@ -154,7 +155,7 @@ def checked(
     spread, logits = references[0].spread, references[0].logits
     finite = not any((rows.isnan() | rows.isposinf()).any() for rows in logits.values())
     if finite:
-        _check_ceiling(spread, logits["chain"], failing)
+        _check_ceiling(spread, logits["chain"], failing, is_quantised(model))
     target = _attempt(partial(make, model), failing)
     # In a mixture of experts a rounding sends a row at a near tie to another expert, so that rows
     # of one text say nothing; a row that is apart in every text is wrong.
@@ -202,18 +203,22 @@ def _attempt(call: Callable[[], T], failing: str) -> T:
         raise ConfigurationError(f"{failing}: {first_line(error)}. {ELSE}") from error
 
 
-def _check_ceiling(spread: Spread, logits: torch.Tensor, failing: str) -> None:
+def _check_ceiling(spread: Spread, logits: torch.Tensor, failing: str, packed: bool) -> None:
     """Refuse a spread that is no rounding, of ``logits [rows, vocab]``."""
     # Ids that are ruled out left aside.
     scale = float(torch.stack([row[row.isfinite()].double().std() for row in logits]).median())
     ceiling = _CEILING.get(logits.dtype, _CEILING_OF_HALVES) * scale
     if spread.value > max(ceiling, spread.rounding):
+        packed_too = (
+            "Or its products depend on the other rows of a pass (activations are quantised "
+            "together), so that drafts would change outputs. "
+        )
         raise ConfigurationError(
             f"{failing}: in transformers itself, passes of one row and of many over the same text "
             f"differ by {spread.value:.2g}, where logits of a row vary by {scale:.2g}; roundings "
             f"come to {ceiling:.2g} at most. What it answers depends on how a text is cut into "
             "passes, as where attention looks ahead (use_bidirectional_attention) or a cache is "
-            f"not exact. {ELSE}"
+            f"not exact. {packed_too if packed else ''}{ELSE}"
         )
 
 

@@ -8,12 +8,20 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
+from torch.testing._internal.two_tensor import TwoTensor
 
 from specbench.config.compose import compose
 from specbench.errors import ConfigurationError, WeightsNotFound
+from specbench.kernels.weight_forms import is_quantised, stored_bytes
 from specbench.models import loading
 from specbench.models.checkpoints import quantised
-from tests.tiny_checkpoint import save_checkpoint
+from specbench.models.checkpoints.weights import sample_weights
+from specbench.models.target import Target
+from specbench.system.bandwidth import streamed_bytes
+from tests.conftest import tiny_model
+from tests.models.test_architectures import build, equal_of
+from tests.models.test_self_check import check
+from tests.tiny_checkpoint import save_checkpoint, tiny_tokenizer
 
 IDS = torch.tensor([[1, 5, 9, 14, 3]])
 FILE = "toy.gguf"
@@ -141,4 +149,85 @@ def test_a_weight_that_stayed_packed_is_refused(tmp_path):
     head.weight.data = head.weight.data.to(torch.float8_e4m3fn)
     model = compose(["model=local", f"model.path={tmp_path}"]).model
     with pytest.raises(ConfigurationError, match=r"quantised \(fp8\)"):
-        quantised.make_plain(model, network, "fp8", torch.float32)
+        quantised.settle(model, network, torch.float32, "fp8")
+
+
+class Packed(torch.nn.Module):
+    """A product with bytes and a scale a row, as packages of quantised layers have them."""
+
+    def __init__(self, linear, together=False):
+        super().__init__()
+        scale = linear.weight.abs().amax(1, keepdim=True) / 127
+        codes = (linear.weight / scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(codes, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.together = together  # activations are rounded with one scale for all rows of a pass
+
+    def forward(self, x):
+        if self.together:
+            step = x.abs().max() / 7
+            x = (x / step).round() * step
+        return x @ (self.weight * self.scale).T
+
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def packed_model(network=None, **options):
+    model = (network or tiny_model("llama")).requires_grad_(False)
+    for layer in model.model.layers:
+        for part in PARTS:
+            setattr(layer.mlp, part, Packed(getattr(layer.mlp, part), **options))
+    return model
+
+
+def lent(network, **settings):
+    model = compose(["model=local", "model.id=lent"]).model
+    model.update(settings)
+    return loading.in_memory(model, network, tiny_tokenizer())
+
+
+def test_packed_layers_run_as_they_are_where_they_are_allowed():
+    with pytest.raises(ConfigurationError, match=r"quantised \(packed\).*model\.allow_packed=true"):
+        lent(packed_model())
+    loaded = lent(packed_model(), allow_packed=True)
+    assert "passes in one call and CUDA graphs are off" in loaded.notes[0]
+    target = Target(loaded.model, max_len=90, packed_bytes=10**9)
+    assert target.packed_weights["pass"] == "its weights are quantised"
+    assert equal_of(packed_model(build("Llama", torch.float64))) == 6
+
+
+def test_a_packed_head_is_refused_since_drafters_read_it():
+    model = packed_model()
+    model.lm_head = Packed(model.lm_head)
+    with pytest.raises(ConfigurationError, match="its LM head is packed"):
+        lent(model, allow_packed=True)
+
+
+def test_activations_that_are_rounded_together_are_refused():
+    with pytest.raises(ConfigurationError, match="products depend on the other rows of a pass"):
+        check(packed_model(together=True))
+
+
+def test_bytes_and_fingerprint_are_of_what_is_stored():
+    plain, model = tiny_model("llama"), packed_model()
+    linears = [getattr(layer.mlp, part) for layer in plain.model.layers for part in PARTS]
+    saved = sum(7 * linear.weight.numel() - 8 * linear.out_features for linear in linears)
+    kept = sum(buffer.nbytes for buffer in plain.buffers())
+    assert streamed_bytes(model) == streamed_bytes(plain) + kept - saved
+    before = sample_weights(model)
+    assert np.array_equal(before, sample_weights(packed_model()))
+    codes, scale = model.model.layers[1].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.scale
+    for tensor in (codes, scale):
+        tensor[0, 0] += 1
+        assert not np.array_equal(before, sample_weights(model))
+        tensor[0, 0] -= 1
+
+
+def test_a_tensor_that_wraps_others_has_their_bytes_and_values():
+    linear = torch.nn.Linear(2, 3, bias=False)
+    pair = TwoTensor(torch.ones(3, 2), torch.zeros(3, 2))
+    linear.weight = torch.nn.Parameter(pair, requires_grad=False)
+    assert is_quantised(linear)
+    assert stored_bytes(linear) == 2 * 3 * 2 * 4
+    assert sorted(set(sample_weights(linear))) == [0, 1]
