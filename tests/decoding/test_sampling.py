@@ -183,20 +183,13 @@ def test_typical_acceptance_has_the_distribution_it_is_documented_to_have(sampli
 def test_a_child_that_cannot_have_been_drawn_changes_nothing():
     p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 0.5, 0.5]])
     for replacement in (True, False):
-        odds, rest = ratio_tests(
-            p, np.array([[0]]), torch.tensor([0]), Proposal(q, np.zeros(1, np.int64), replacement)
-        )
+        proposal = Proposal(q, np.zeros(1, np.int64), replacement)
+        odds, rest = ratio_tests(p, np.array([[0]]), torch.tensor([0]), proposal)
         assert odds.item() == 0.0
         assert rest.tolist() == p.tolist()
-
-
-def test_traversal_passes_over_a_child_that_cannot_have_been_drawn():
-    p, q = np.array([[0.5, 0.3, 0.2]]), torch.tensor([[0.0, 0.5, 0.5]])
-    proposal = Proposal(q, np.zeros(1, np.int64), replacement=False)
-    nodes, left = traverse(
-        np.array([[0], [-1]]), np.array([0]), np.array([1e-9]), lambda row: p[row], proposal
-    )
-    assert not len(nodes) and left.tolist() == p[0].tolist()
+        table, tokens = np.array([[0], [-1]]), np.zeros(1, np.int64)
+        nodes, left = traverse(table, tokens, np.array([1e-9]), p.numpy().__getitem__, proposal)
+        assert not len(nodes) and left.tolist() == p[0].tolist()
 
 
 # -- wrong verifiers -------------------------------------------------------------------------------
@@ -247,7 +240,7 @@ def test_wrong_verifiers_are_found(wrong, draft):
 # -- what verifiers promise besides ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, TraversalVerifier])
+@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier])
 @pytest.mark.parametrize("draft", ["chain", "with", "without", "top"])
 def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     """The way of a GPU, on the CPU: the same tokens in the same steps."""
@@ -255,7 +248,7 @@ def test_all_rows_at_once_decide_as_row_by_row(verifier, draft, monkeypatch):
     loop = engine(TableTarget(table(0)), verifier(sampling))
     runs = []
     for lazy in (True, False):
-        for module in ("match", "rejection", "traversal"):
+        for module in ("match", "rejection"):
             monkeypatch.setattr(
                 f"specbench.decoding.verify.{module}.row_by_row", lambda _, lazy=lazy: lazy
             )

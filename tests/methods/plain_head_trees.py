@@ -43,21 +43,6 @@ def dynamic_tree(guess, total, depth, top_k):
     return [path for path, _ in sorted(nodes, key=lambda node: -node[1])[: total - 1]]
 
 
-def prefix_tree(guess, levels, nodes):
-    """Grow the likeliest prefixes, one at a time, from all that could be next."""
-    chosen = {(): 0.0}
-    while len(chosen) <= nodes:
-        below = {
-            (*path, i): score + gained
-            for path, score in chosen.items()
-            if len(path) < levels
-            for i, gained in guess(path)
-        }
-        score, path = max((score, path) for path, score in below.items() if path not in chosen)
-        chosen[path] = score
-    return list(chosen)[1:]
-
-
 def eagle_guess(head, ends, ids, states):
     config, tensors = head
 

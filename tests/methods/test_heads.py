@@ -22,6 +22,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
+from specbench.draft_structures.marginal_tree import likeliest_prefixes
 from specbench.draft_structures.static_tree import TREES, load_tree
 from specbench.errors import ConfigurationError
 from specbench.models.draft.loading import ID_MAP_FILE
@@ -39,7 +40,7 @@ IDS = (2, 4, 5)  # the reference code's states for the ghost's 8 layers
 # By name: a small drafter, the plain guesses, the plain tree.
 TREE = {
     "medusa": (lambda: Medusa(levels=[3, 4, 2]), plain.medusa_guess, plain.static_tree),
-    "ddtree": (lambda: Medusa(tree="dynamic", nodes=9), plain.medusa_guess, plain.prefix_tree),
+    "ddtree": (lambda: Medusa(tree="dynamic", nodes=9), plain.medusa_guess, likeliest_prefixes),
     "hydra": (lambda: Hydra(levels=[3, 4, 2]), plain.hydra_guess, plain.static_tree),
     "eagle": (lambda: Eagle(levels=[3, 4, 2]), plain.eagle_guess, plain.static_tree),
     "eagle2": (lambda: Eagle2(total=9, depth=2, top_k=3), plain.eagle_guess, plain.dynamic_tree),
@@ -84,8 +85,9 @@ def plain_tree(name, drafter, text, states):
     guess = guesses(HEADS[name], GHOST.embeddings, text[1:], states)
     if grown is plain.static_tree:
         return plain.static_tree(guess, drafter._tree.paths)
-    if grown is plain.prefix_tree:
-        return plain.prefix_tree(guess, len(HEADS[name][1]) // 3, drafter.nodes)
+    if grown is likeliest_prefixes:
+        marginals = [guess((0,) * level)[: drafter.nodes] for level in range(5)]
+        return paths_of(likeliest_prefixes(*np.moveaxis(marginals, 2, 0), drafter.nodes))
     return grown(guess, drafter.total, drafter.depth, drafter.top_k)
 
 

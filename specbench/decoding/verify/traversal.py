@@ -43,7 +43,7 @@ from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.sampling import sample
 from specbench.decoding.structs import AcceptedPath, DraftTree, Proposal
 from specbench.decoding.tree import NO_AUX, sibling_table
-from specbench.decoding.verify.interface import PassScores, choices_and_tokens, row_by_row
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens
 from specbench.decoding.verify.rejection import RejectionVerifier, with_bonus
 
 
@@ -51,8 +51,8 @@ class TraversalVerifier(RejectionVerifier):
     """Exact for drawn trees, of which it accepts at least as much as ``rejection``.
 
     A step with n nodes takes n + 1 random numbers: one for the test of each node, reached or not,
-    and one for the token after the path. Tests follow one another on the host, where they read rows
-    of the vocabulary's size: a GPU's scores are copied there, all at once.
+    and one for the token after the path. One test decides which comes next, so a GPU's rows of P
+    and Q are copied to the host one by one.
     """
 
     name = "traversal"
@@ -68,13 +68,10 @@ class TraversalVerifier(RejectionVerifier):
         choices, tokens, _ = choices_and_tokens(whole, scores)
         children = sibling_table(whole.parents, NO_AUX if whole.aux is None else whole.aux)
         logits = scores.logits
-        if not row_by_row(logits):
-            p = self._sampling.probs(logits).cpu()
-            proposal = Proposal(proposal.q.cpu(), proposal.row, proposal.replacement)
 
         def target_row(row: int) -> FloatArray:
-            read = self._sampling.probs(logits[row]) if row_by_row(logits) else p[row]
-            return read.numpy()
+            p: FloatArray = self._sampling.probs(logits[row]).cpu().numpy()
+            return p
 
         nodes, left = traverse(children, tokens, uniforms, target_row, proposal)
         if len(nodes) and nodes[-1] == len(tree):  # the bonus proposal
@@ -126,7 +123,7 @@ def traverse(
         tokens: ``[n]``.
         uniforms: ``[n]`` or more, a number in (0, 1] for the test of each node.
         target_row: for a row with children, the target's distribution ``[vocab]`` there.
-        proposal: the nodes' distributions, on the host.
+        proposal: the nodes' distributions.
 
     Returns:
         The accepted nodes, and the distribution ``[vocab]`` of the token after them up to a factor,
@@ -146,7 +143,8 @@ def traverse(
             token = int(tokens[child])
             if row.p is None or row.q is None:
                 row.p = target_row(row.number)
-                row.q = proposal.q[int(proposal.row[child])].numpy().astype(row.p.dtype)  # a copy
+                q = proposal.q[int(proposal.row[child])]
+                row.q = q.cpu().numpy().astype(row.p.dtype)  # a copy: `reject` writes to it
             mass = row.q[token]
             ratio = float(row.p[token] / mass) if mass > 0 else 0.0
             path.append(opened(child + 1, min(1.0, row.weight * ratio)))
