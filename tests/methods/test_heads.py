@@ -86,6 +86,7 @@ def plain_tree(name, drafter, text, states):
     if grown is plain.static_tree:
         return plain.static_tree(guess, drafter._tree.paths)
     if grown is likeliest_prefixes:
+        assert drafter.shape.level_sizes == [drafter.nodes] * 5  # its candidates
         marginals = [guess((0,) * level)[: drafter.nodes] for level in range(5)]
         return paths_of(likeliest_prefixes(*np.moveaxis(marginals, 2, 0), drafter.nodes))
     return grown(guess, drafter.total, drafter.depth, drafter.top_k)
