@@ -140,9 +140,7 @@ class BatchTarget:
         first, *others = self.slots
         first.prefill(prompt)
         for slot in others:
-            slot.cache.reset()
-            slot.cache.storage.copy_(first.cache.storage)
-            slot.cache.commit(None, len(prompt))
+            slot.cache.copy_text(first.cache)
 
     def clear(self) -> None:
         for slot in self.slots:

@@ -1,4 +1,4 @@
-"""The key/value cache: one preallocated tensor for all layers, kept exact by moving rows.
+"""The key/value cache: preallocated for all layers, and kept exact by moving rows.
 
 Rows of draft nodes are written after the committed ones. Keeping the accepted path is one gather
 over all layers; rolling back only moves ``length``. A tree that is fed in several passes holds the
@@ -8,18 +8,19 @@ transformers' cache interface that decoder layers call during a forward pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.recurrent import States
-from specbench.models.hidden_states import decoder_layers
+from specbench.models.cache_layout import LayerLayout
 
 _LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
@@ -29,16 +30,6 @@ def in_place(path: IntArray) -> bool:
     return not len(path) or int(path[-1]) == len(path) - 1
 
 
-def layer_devices(
-    model: PreTrainedModel, n_layers: int, device: torch.device
-) -> list[torch.device]:
-    """List each layer's device: ``device``, or the one that ``device_map`` chose."""
-    placed = getattr(model, "hf_device_map", None)
-    if not placed or len(set(placed.values())) == 1:
-        return [device] * n_layers
-    return [next(layer.parameters()).device for layer in decoder_layers(model)]
-
-
 class KVCache:
     """Keys and values of all layers in ``[2 * layers, batch, kv_heads, max_len, head_dim]``.
 
@@ -46,8 +37,9 @@ class KVCache:
     ``batch=1`` this is the ``[2 * layers, kv_heads, max_len, head_dim]`` tensor of the design; a
     larger batch is the N-Grammys layout, whose rows all hold the same committed text.
 
-    Layers on several devices (``device_map``) get one such tensor for each device. ``max_len``
-    counts committed tokens and the rows of one pass.
+    Keys and values that differ in device (``device_map``), heads or size get one such tensor for
+    each of these, and there is no ``storage`` of all. ``max_len`` counts committed tokens and the
+    rows of one pass.
     """
 
     @staticmethod
@@ -57,12 +49,10 @@ class KVCache:
 
     def __init__(
         self,
-        layer_devices: list[torch.device],
+        layers: Sequence[LayerLayout],
         *,
         batch: int,
-        kv_heads: int,
         max_len: int,
-        head_dim: int,
         dtype: torch.dtype,
     ) -> None:
         self.max_len = max_len
@@ -71,26 +61,27 @@ class KVCache:
         self.retained = 0  # rows after ``length`` that later passes see too, though not committed
         self._static: torch.Tensor | None = None  # first slots of a fixed shape
         self._shared = 0  # batch layout: rows up to here are the same in all batch rows
-        self._storage: dict[torch.device, torch.Tensor] = {}
-        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for device in dict.fromkeys(layer_devices):
-            layers = layer_devices.count(device)
-            self._storage[device] = torch.zeros(
-                2 * layers, batch, kv_heads, max_len, head_dim, dtype=dtype, device=device
+        kinds = [[(layer.device, *shape) for shape in layer.rows] for layer in layers]
+        groups = {
+            (device, heads, size): torch.zeros(
+                slots, batch, heads, max_len, size, dtype=dtype, device=device
             )
-        unused = {device: iter(s.split(2)) for device, s in self._storage.items()}
-        for device in layer_devices:
-            pair = next(unused[device])
-            self._layers.append((pair[0], pair[1]))
+            for (device, heads, size), slots in Counter(chain(*kinds)).items()
+        }
+        self._storage = list(groups.values())
+        unused = {kind: iter(group) for kind, group in groups.items()}
+        # Keys and values by layer, nothing of one that has none.
+        self._layers = [tuple(next(unused[kind]) for kind in both) for both in kinds]
 
     @property
     def storage(self) -> torch.Tensor:
-        (storage,) = self._storage.values()
+        """The one tensor of all layers; raises ValueError where there are several."""
+        (storage,) = self._storage
         return storage
 
     @property
     def nbytes(self) -> int:
-        return sum(s.numel() * s.element_size() for s in self._storage.values())
+        return sum(s.numel() * s.element_size() for s in self._storage)
 
     def reset(self) -> None:
         """Forget everything; memory stays as it is, since nothing past ``length`` is read."""
@@ -147,12 +138,20 @@ class KVCache:
 
         Of batch row 0 alone, the only one that a tree pass writes (see ``broadcast``).
         """
-        written = self.storage[:, :1]
-        written.index_copy_(3, to, written.index_select(3, rows))
+        for storage in self._storage:
+            written = storage[:, :1]
+            written.index_copy_(3, to, written.index_select(3, rows))
+
+    def copy_text(self, other: KVCache) -> None:
+        """Take over the committed rows of ``other``, a cache of the same model and sizes."""
+        self.reset()
+        for storage, source in zip(self._storage, other._storage, strict=True):
+            storage.copy_(source)
+        self.commit(None, other.length)
 
     def clear(self) -> None:
         """Zero all rows: a fixed shape also reads rows that hold nothing, and 0 * NaN is NaN."""
-        for storage in self._storage.values():
+        for storage in self._storage:
             storage.zero_()
 
     def segments(self, sequences: int, rows: int, visible: torch.Tensor | None) -> list[Segment]:
@@ -180,8 +179,8 @@ class KVCache:
         """
         if rows is not None:
             start = self.length
-            for device, storage in self._storage.items():
-                index = to_device(rows + start, device)
+            for storage in self._storage:
+                index = to_device(rows + start, storage.device)
                 storage[..., start : start + count + retained, :] = storage.index_select(3, index)
         self.length += count
         self.retained = retained
@@ -189,7 +188,7 @@ class KVCache:
     def commit_row(self, row: int, count: int) -> None:
         """Commit the first ``count`` rows of batch row ``row`` for all batch rows."""
         end = self.length + count
-        for storage in self._storage.values():
+        for storage in self._storage:
             new = storage[:, :, :, self.length : end]
             new.copy_(new[:, row : row + 1].clone().expand_as(new))
         self.length = self._shared = end
@@ -201,7 +200,7 @@ class KVCache:
         A prompt and a tree pass write row 0 alone, so a batch pass calls this first.
         """
         if self.batch > 1 and self._shared < self.length:
-            for storage in self._storage.values():
+            for storage in self._storage:
                 text = storage[:, :, :, self._shared : self.length]
                 text[:, 1:].copy_(text[:, :1].expand_as(text[:, 1:]))
         self._shared = self.length
@@ -215,9 +214,9 @@ class KVCache:
 class StateCache(States, KVCache):
     """Keys and values of layers that attend, and the states of those that keep one, of one text."""
 
-    def __init__(self, layer_devices: list[torch.device], **sizes: Any) -> None:
+    def __init__(self, layers: Sequence[LayerLayout], **sizes: Any) -> None:
         States.__init__(self)
-        KVCache.__init__(self, layer_devices, **sizes)
+        KVCache.__init__(self, layers, **sizes)
 
     def reset(self) -> None:
         KVCache.reset(self)

@@ -28,9 +28,10 @@ from specbench.kernels.attention import AttentionPlan, install, prompt_windows, 
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.kernels.recurrent import kernel_files
 from specbench.kernels.weight_forms import is_quantised, stored_bytes
+from specbench.models.cache_layout import read_layout
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
-from specbench.models.kv_cache import KVCache, SequenceCaches, StateCache, in_place, layer_devices
+from specbench.models.kv_cache import KVCache, SequenceCaches, StateCache, in_place
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
@@ -52,6 +53,7 @@ class Target:
 
     Attributes:
         kernel_files: where the kernels of layers that keep a state are; none without such layers.
+        layout: what each layer of the cache holds.
         windows: sizes of the model's sliding windows.
         hidden_value: what a mask holds where attention must not look.
     """
@@ -70,19 +72,16 @@ class Target:
         cuda_settings.fix()
         self._reason, self._sequences, self.graph_tokens = reason, sequences, 0
         self.draft_weights = FLOAT32_WEIGHTS  # what heads read
-        self.model, config = model.eval(), model.config.get_text_config()
+        self.model = model.eval()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = model.dtype
         self.hidden_value = torch.finfo(self.dtype).min
-        heads = config.num_attention_heads
-        self._kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.windows = window_sizes(model)
-        self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)
         self.kernel_files = kernel_files(model)
+        self.layout = read_layout(model)
         self.packed_weights = prepare(model, packed_bytes)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
@@ -113,7 +112,7 @@ class Target:
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        return frozenset(self._layer_devices)
+        return frozenset(layer.device for layer in self.layout)
 
     @property
     def n_parameters(self) -> int:
@@ -169,15 +168,9 @@ class Target:
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
         """Make an empty cache for texts of this model, of ``length`` rows."""
-        cache = StateCache if self.kernel_files else KVCache
-        return cache(
-            self._layer_devices,
-            batch=1 if self.kernel_files else batch,
-            kv_heads=self._kv_heads,
-            max_len=length,
-            head_dim=self._head_dim,
-            dtype=self.dtype,
-        )
+        if self.kernel_files:
+            return StateCache(self.layout, batch=1, max_len=length, dtype=self.dtype)
+        return KVCache(self.layout, batch=batch, max_len=length, dtype=self.dtype)
 
     def clone(self) -> Target:
         """Make a target of the same model for another text; one of them passes at a time."""

@@ -17,6 +17,7 @@ import torch
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.static_rows import StaticRows
+from specbench.models.cache_layout import LayerLayout
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.kv_cache import KVCache, SequenceCaches
 
@@ -90,11 +91,9 @@ class RowCache:
         length = -(-(max_len + max_nodes) // _ALIGNED) * _ALIGNED
         with torch.inference_mode(False):  # it may be written to outside of that mode, too
             self._cache = KVCache(
-                [device] * layers,
+                [LayerLayout.uniform(device, shape.n_kv_heads, shape.head_dim)] * layers,
                 batch=1,
-                kv_heads=shape.n_kv_heads,
                 max_len=length,
-                head_dim=shape.head_dim,
                 dtype=dtype,
             )
         self._max_len, self._max_nodes = max_len, max_nodes

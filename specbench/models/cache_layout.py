@@ -1,0 +1,54 @@
+"""What a model's layers cache, read from one pass of two rows through transformers' own cache.
+
+Names in configurations do not tell it: layers differ in heads and sizes (Gemma-4, MiMo-V2), keep
+compressed latents in place of keys and values (DeepSeek) or nothing (Gemma-3n, layers that keep a
+state), and a decoder layer may fill two layers of the cache (LongCat).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+_IDS = [[1, 2]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLayout:
+    """What one layer of transformers' cache holds of a text.
+
+    Attributes:
+        rows: heads and their size of keys, and of values, which grow with the text; empty: the
+            layer has none.
+    """
+
+    device: torch.device
+    rows: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def uniform(cls, device: torch.device, kv_heads: int, head_dim: int) -> LayerLayout:
+        """Describe a layer of usual attention."""
+        return cls(device, ((kv_heads, head_dim), (kv_heads, head_dim)))
+
+
+@torch.inference_mode()
+def read_layout(model: PreTrainedModel) -> list[LayerLayout]:
+    """Run a pass of two rows and describe each layer of the cache that it filled; untimed."""
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor(_IDS, device=model.device)
+    positions = torch.arange(ids.shape[1], device=model.device)[None]
+    model(
+        input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
+        logits_to_keep=1,
+    )  # fmt: skip
+    return [_layer_layout(layer, model.device) for layer in cache.layers]
+
+
+def _layer_layout(layer: Any, device: torch.device) -> LayerLayout:
+    rows = [getattr(layer, name, None) for name in ("keys", "values")]
+    filled = [row for row in rows if row is not None]
+    sizes = tuple((row.shape[1], row.shape[3]) for row in filled)
+    return LayerLayout(filled[0].device if filled else device, sizes)
