@@ -86,16 +86,12 @@ class Medusa(FixedTreeDrafter):
     nodes: Positive = 32
 
     @property
-    def _dynamic(self) -> bool:
-        return self.tree == _DYNAMIC
-
-    @property
     def max_nodes(self) -> int:
-        return self.nodes if self._dynamic else super().max_nodes
+        return self.nodes if self.tree == _DYNAMIC else super().max_nodes
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, path_probs=self._dynamic)
+        return replace(super().needs, path_probs=self.tree == _DYNAMIC)
 
     def _shape(self) -> StaticTree:
         # Until the head is loaded; all trees of `by_model` have as many nodes.
@@ -104,7 +100,7 @@ class Medusa(FixedTreeDrafter):
         return tree_of_knobs(tree, self.levels, type(self).tree, also=[_BY_MODEL, _DYNAMIC])
 
     def _shape_for(self, context: DraftContext) -> StaticTree:
-        if self._dynamic:  # all candidates that its nodes may be of, level by level
+        if self.tree == _DYNAMIC:  # all candidates that its nodes may be of, level by level
             ranks, levels = range(min(self.nodes, self._n_ids)), range(len(self._head.heads))
             return StaticTree.from_paths(
                 (0,) * level + (rank,) for level in levels for rank in ranks
@@ -157,7 +153,7 @@ class Medusa(FixedTreeDrafter):
 
     def _chosen(self, best: torch.Tensor, levels: int) -> torch.Tensor:
         """Return what `_tree_of` reads of the first ``levels``' nodes, from one row of `_best`."""
-        if self._dynamic:
+        if self.tree == _DYNAMIC:
             return best[:, :levels]
         n = sum(self._tree.level_sizes[:levels])
         tokens: torch.Tensor = self._head.to_target_ids(best[self._depths[:n], self._ranks[:n]])
@@ -168,13 +164,13 @@ class Medusa(FixedTreeDrafter):
 
         For a dynamic tree ``[n, 2, levels, ranks]`` float64: target ids and log-probabilities.
         """
-        if not self._dynamic:
+        if self.tree != _DYNAMIC:
             return logits.topk(self._tree.n_ranks, dim=-1).indices
         log_probs, ids = top_log_probs(logits, self._tree.n_ranks)
         return torch.stack([self._head.to_target_ids(ids).double(), log_probs.double()], dim=1)
 
     def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
-        if not self._dynamic:
+        if self.tree != _DYNAMIC:
             return super()._tree_of(drafted, levels)
         ids, log_probs = drafted[:, :levels].cpu().numpy()  # the only copy to the host
         return likeliest_prefixes(ids.astype(np.int64), log_probs, self.nodes)

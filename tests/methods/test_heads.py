@@ -87,6 +87,8 @@ def plain_tree(name, drafter, text, states):
         return plain.static_tree(guess, drafter._tree.paths)
     if grown is likeliest_prefixes:
         assert drafter.shape.level_sizes == [drafter.nodes] * 5  # its candidates
+        whole = torch.zeros(2, 5, drafter.nodes)  # as a graph drafts, whatever remains of the turn
+        assert {*drafter._tree_of(whole, levels=1).parents} == {-1}
         marginals = [guess((0,) * level)[: drafter.nodes] for level in range(5)]
         return paths_of(likeliest_prefixes(*np.moveaxis(marginals, 2, 0), drafter.nodes))
     return grown(guess, drafter.total, drafter.depth, drafter.top_k)
