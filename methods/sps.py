@@ -89,6 +89,11 @@ class Sps(ModelDrafter):
         # A draft that is drawn on a GPU stays there; on the CPU all readers take an array.
         self._device = torch.device("cpu") if context.target is None else context.target.device
 
+        self._graph_length = 0  # tokens of a draft that one graph can make
+        if self._sampling.greedy and self.schedule == "constant" and not self.confidence:
+            self._graph_length = self.gamma
+            self._draft.expect_chain(self.gamma)
+
     def reset(self) -> None:
         self._gamma = self.gamma
 
@@ -103,6 +108,10 @@ class Sps(ModelDrafter):
         return self._tree
 
     def _chain(self, state: DecodeState, longest: int) -> ModelWork[DraftTree]:
+        if longest == self._graph_length and state.stop_when is None:
+            drafted = self._draft.likeliest_chain(state.tokens, longest)
+            if drafted is not None:
+                return self._chain_of(drafted)
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
         chain_probs: list[float] = []  # if confidence or a stop rule needs it
@@ -130,13 +139,16 @@ class Sps(ModelDrafter):
                 break
             last = np.array([len(tokens) - 2], dtype=np.int64)
             logits = yield from self._draft.extending(tokens[-1], last, draft_vocab=True)
-        drafted = torch.cat(tokens).to(self._device)
-        tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
+        tree = self._chain_of(torch.cat(tokens))
         proposal, path_probs = None, np.array(chain_probs) if chain_probs else None
         if rows:
             q = torch.cat(rows).to(self._device)
             proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))
         return DraftTree(tree.tokens, tree.parents, probs=proposal, path_probs=path_probs)
+
+    def _chain_of(self, drafted: torch.Tensor) -> DraftTree:
+        ids = drafted.to(self._device)
+        return DraftTree.chain(ids.numpy() if self._device.type == "cpu" else ids)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         drafted, accepted = len(outcome.tree), len(outcome.path)

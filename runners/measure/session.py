@@ -123,7 +123,11 @@ class Session:
         self._engines = {
             id(run.drafter): make_engine(
                 self._eager_target if run.drafter.needs.eager else target,
-                build_verifier(run.entry.verifier or config.verifier, sampling),
+                build_verifier(
+                    run.entry.verifier or config.verifier,
+                    sampling,
+                    getattr(target, "uniforms", None),
+                ),
                 phases=config.measure.phases,
             )
             for run in runs
@@ -622,7 +626,8 @@ def make_target(
                 max_len=max_len,
                 max_nodes=max_nodes,
                 batch=batch,
-                commits=verifier == "greedy",
+                commits=verifier in ("greedy", "match"),
+                sampling=Sampling.from_config(config.generation) if verifier == "match" else None,
                 drafts=drafts,
                 layouts=layouts,
                 fused=config.engine.fused_layers,

@@ -160,6 +160,16 @@ class DraftLM(Protocol):
     ) -> ModelWork[torch.Tensor]:
         """Run `catch_up` as a generator that yields its pass."""
 
+    def expect_chain(self, count: int) -> None:
+        """Prepare `likeliest_chain` of so many tokens; untimed."""
+
+    def likeliest_chain(self, tokens: IntArray, count: int) -> torch.Tensor | None:
+        """Read a sequence's new part and draft the likeliest ``[count]`` ids, in one CUDA graph.
+
+        The ids are the target's; all drafted tokens but the last are held nodes. None where no
+        graph does it: `catch_up` and `extend` do.
+        """
+
     def extend(self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False) -> torch.Tensor:
         """Read nodes ``[n]`` after the sequence; they are numbered as they come.
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.device import fill, to_device
+from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
@@ -99,9 +100,15 @@ class StaticPass(Recorded):
         self._sizes = [batch * rows] * 4 + [batch] * 2 + [1]
         self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=pinned)
         self._host_visible = torch.zeros(batch, rows, slots, dtype=torch.bool, pin_memory=pinned)
-        self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        # Of batch rows, and under a verifier that the pass does not know, the host accepts.
+        self._verifies = batch == 1 and target.commits and not held
+        self._sampling = target.sampling if self._verifies else None
+        drawn = rows if self._sampling else 0
+        self._result = torch.zeros(2 * rows + 2 + drawn, dtype=torch.int64, pin_memory=pinned)
         if rows == 1:
             self._result[2] = 1  # the root: such a pass tells its choice alone
+        self._host_uniforms = torch.ones(drawn, dtype=torch.float64, pin_memory=pinned)
+        self._uniforms = torch.ones(drawn, dtype=torch.float64, device=device)
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
         self._row_numbers = torch.arange(rows, device=device)
@@ -120,8 +127,6 @@ class StaticPass(Recorded):
         )
         self._static = StaticRows(lengths, first, self.visible, self._depths, self._key_depths)
         self._done = torch.cuda.Event() if pinned else None
-        # Of batch rows, and under a verifier that draws, the host works the acceptance out.
-        self._verifies = batch == 1 and target.commits and not held
         self.outcome: Outcome | None = None  # of the last run, where it verifies
         self.select = batch_select(batch, rows, device) if batch > 1 else None
 
@@ -162,6 +167,10 @@ class StaticPass(Recorded):
         seen = self._host_visible.numpy()
         seen[:] = np.eye(self.rows, dtype=np.bool_)  # a padded row sees itself
         seen[:, : n + 1, : n + 1] = visible[: n + 1, : n + 1]
+        if self._sampling:
+            uniforms = self._target.uniforms.peek(int(depths[: n + 1].max()) + 1)
+            self._host_uniforms.numpy()[: n + 1] = uniforms[depths[: n + 1]]
+            self._uniforms.copy_(self._host_uniforms, non_blocking=True)
         self.numbers.copy_(self._host, non_blocking=True)
         self.visible.copy_(self._host_visible, non_blocking=True)
         if n and isinstance(tokens, torch.Tensor):
@@ -203,8 +212,8 @@ class StaticPass(Recorded):
 
         Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
         first (padded with their own numbers), how many of them there are, and whether a draft token
-        was outside the vocabulary; of a single row its choice alone. Behind them the hidden states
-        that were asked for.
+        was outside the vocabulary; of a single row its choice alone. Where the pass draws, there
+        are ``rows`` drawn tokens more. After them the hidden states that were asked for.
 
         The first ``MOVED_ROWS`` of the path are where they shall stay; ``GraphTarget.commit`` moves
         the others, which few steps have.
@@ -219,12 +228,15 @@ class StaticPass(Recorded):
         if not self._verifies:
             return logits, *hidden
         choices = greedy_ids(logits)
-        if self.rows == 1:  # the root alone is accepted, and lies where it shall
+        if self.rows == 1 and not self._sampling:  # the root alone is accepted, and is in place
             return logits, choices, *hidden
-        path, count = self._accept(choices)
+        drawn: tuple[torch.Tensor, ...] = ()
+        if self._sampling:
+            drawn = (sample(self._sampling.probs(logits), self._uniforms),)
+        path, count = self._accept(*drawn or (choices,))
         first = slice(MOVED_ROWS)
         target.cache.move(self._row_numbers[first] + lengths, path[first] + lengths)
-        return logits, torch.cat([choices, path, count, self._outside]), *hidden
+        return logits, torch.cat([choices, path, count, self._outside, *drawn]), *hidden
 
     def _accept(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Verify greedily without a walk: a node is accepted if no ancestor fails to match.
@@ -264,12 +276,55 @@ class StaticPass(Recorded):
         return self._result.numpy()
 
 
+class StaticChain(Recorded):
+    """Passes of a draft model one after the other, each over the likeliest token of the last.
+
+    Args:
+        count: tokens of the chain; the first pass reads one or two tokens of text.
+        never: ids that are not drafted.
+    """
+
+    TEXT = 2  # tokens that a step leaves unread at most: the root, and the last one drafted
+
+    def __init__(self, target: GraphTarget, count: int, never: torch.Tensor) -> None:
+        super().__init__(target)
+        self._target, self._count, self._never = target, count, never
+        spare = target.cache.max_len - self.TEXT - count
+        with torch.inference_mode(False):  # they may be written to outside of that mode, too
+            # committed tokens, tokens of text, and these
+            self.numbers = torch.tensor([spare, 1, 0, 0], device=target.device)
+            self._seen = torch.ones(1, self.TEXT, self.TEXT, dtype=torch.bool, device=target.device)
+            self._seen.tril_()
+            self._rows = torch.arange(self.TEXT, device=target.device)[None]
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """Compute the chain's ids ``[count]``."""
+        length, n, text = self.numbers.split([1, 1, self.TEXT])
+        logits = self._pass(text[None], length, self._rows, self._seen)
+        chosen = [self._likeliest(logits.index_select(0, n - 1))]
+        one, seen = self._rows[:, :1], self._seen[:, :1, :1]
+        for number in range(self._count - 1):
+            logits = self._pass(chosen[-1][None], length + n + number, one, seen)
+            chosen.append(self._likeliest(logits))
+        return (torch.cat(chosen),)
+
+    def _pass(
+        self, ids: torch.Tensor, length: torch.Tensor, depths: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        static = StaticRows(length, length, seen, depths, depths)
+        return self._target.static_layers(ids, depths + length, static, ())[0][0]
+
+    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.index_fill(-1, self._never, -torch.inf).argmax(-1)
+
+
 class GraphTarget(GraphRecorder, Target):
     """A target whose passes have fixed shapes and, on a GPU, are replayed as CUDA graphs.
 
     Args:
-        commits: accept greedily and keep the accepted rows within the pass; for the greedy
-            verifier. Else the verifier decides and ``commit`` moves the rows.
+        commits: accept and keep the accepted rows within the pass; for the verifiers greedy and
+            match. Else the verifier decides and ``commit`` moves the rows.
+        sampling: of the verifier match, which shares ``uniforms``; None: the pass accepts greedily.
         capture: record graphs; None does so on a GPU.
         drafts: for a draft model, whose passes are ``append`` and ``extend``.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
@@ -286,6 +341,7 @@ class GraphTarget(GraphRecorder, Target):
         model: PreTrainedModel,
         *,
         commits: bool = True,
+        sampling: Sampling | None = None,
         capture: bool | None = None,
         drafts: bool = False,
         layouts: Iterable[tuple[int, int]] = (),
@@ -294,12 +350,15 @@ class GraphTarget(GraphRecorder, Target):
         folder: Path | None = None,
         **kwargs: Any,
     ) -> None:
-        self.commits = commits
+        self.commits, self.sampling = commits, sampling
+        self.uniforms = Uniforms()
         self._capture = capture
         self._drafts = drafts
         self._layouts = tuple(layouts)
         self._hidden_layers: list[tuple[int, ...]] = [()]
         self._passes: dict[tuple[int, int, tuple[int, ...]], StaticPass | None] = {}
+        self._chains: dict[int, StaticChain | None] = {}  # by tokens
+        self._expected_chains: dict[int, torch.Tensor] = {}  # ids that are not drafted
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
         # A model's weights are stacked before its first graph, whether this target needs it or not.
         layers = fused_pass(model, Products(exact, folder))
@@ -322,6 +381,8 @@ class GraphTarget(GraphRecorder, Target):
         self.graph_tokens = self.cache.max_len if self.captures else 0
         self._pool = None
         self._capture_all(self._hidden_layers)
+        for count, never in self._expected_chains.items():
+            self.expect_chain(count, never)
 
     def clone(self) -> Target:
         """As in ``Target``; with passes of its own, for a graph writes to the cache that it knows.
@@ -331,6 +392,7 @@ class GraphTarget(GraphRecorder, Target):
         other = super().clone()
         assert isinstance(other, GraphTarget)
         other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
+        other._chains, other._expected_chains = {}, {}
         other.begin_recording()
         other._capture_all(other._hidden_layers)
         return other
@@ -363,6 +425,7 @@ class GraphTarget(GraphRecorder, Target):
                 # An unread outcome and its pass hold each other: frozen, the collector leaves them.
                 step.land()
         self._passes.clear()
+        self._chains.clear()
         self.graphs.clear()
         super()._free()
 
@@ -491,6 +554,27 @@ class GraphTarget(GraphRecorder, Target):
         step.run()
         # Out of the buffer, which the next pass writes to: a drafter compares several layers.
         return Scores(step.logits[n - keep if keep else 0 : n].clone())
+
+    def expect_chain(self, count: int, never: torch.Tensor) -> None:
+        """Capture the graph of `chain`; the ids ``never`` are not drafted."""
+        self._expected_chains[count] = never
+        if self.captures:
+            step = StaticChain(self, count, never)
+            self._chains[count] = step if self.record(step, f"a chain of {count}") else None
+
+    def chain(self, text: IntArray, count: int) -> torch.Tensor | None:
+        """Read ``text [1 or 2]`` and draft the likeliest chain ``[count]`` behind it in one graph.
+
+        Rows of the text are committed, those of all drafted tokens but the last are held. None
+        where no graph does it, and nothing was read.
+        """
+        chain, end = self._chains.get(count), self.cache.length + StaticChain.TEXT + count
+        if chain is None or len(text) > StaticChain.TEXT or end > self.cache.max_len:
+            return None
+        fill(chain.numbers, np.concatenate(([self.cache.length, len(text)], text)))
+        chain.run()
+        self.cache.commit(None, len(text), count - 1)
+        return chain.outputs[0].clone()
 
     def _pass(self, rows: int, batch: int, hidden_layers: tuple[int, ...]) -> StaticPass | None:
         """Get the pass of a shape, made on first use; None if it could not be recorded."""

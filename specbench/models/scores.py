@@ -56,14 +56,21 @@ class Outcome:
             CaseFailed: a token of the draft, which was on the device, is outside the vocabulary.
         """
         values = self.read()
-        if values[-1]:
+        count, outside = values[2 * self._rows : 2 * self._rows + 2]
+        if outside:
             raise CaseFailed("invalid_draft", "a draft token is outside the vocabulary")
         first = self._rows + 1
-        return values[first : first + int(values[-2]) - 1] - 1
+        return values[first : first + int(count) - 1] - 1
 
     def choices(self, rows: int) -> IntArray:
         """Return ``[rows]`` greedy choices of root and nodes; -1 where logits are not finite."""
         return self.read()[:rows]
+
+    def drawn(self, rows: int) -> IntArray:
+        """Return ``[rows]`` the tokens that root and nodes drew, greedy choices if none."""
+        first = 2 * self._rows + 2
+        values = self.read()
+        return values[first : first + rows] if len(values) > first else values[:rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,14 +103,16 @@ class Scores:
         return self.raw.shape[-1]
 
     @property
-    def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, where the pass itself verified.
+    def verified(self) -> tuple[IntArray, IntArray, IntArray] | None:
+        """Accepted path ``[a]``, tokens to match and greedy choices ``[n + 1]``, of such a pass.
 
         Raises:
             CaseFailed: a draft token is outside the vocabulary.
         """
-        outcome = self.outcome
-        return None if outcome is None else (outcome.path(), outcome.choices(len(self.depths)))
+        if self.outcome is None:
+            return None
+        rows = len(self.depths)
+        return self.outcome.path(), self.outcome.drawn(rows), self.outcome.choices(rows)
 
     @property
     def logits(self) -> torch.Tensor:

@@ -97,6 +97,12 @@ class TableDraft:
     def likeliest(self, logits):
         return logits.argmax(-1)
 
+    def expect_chain(self, count):
+        pass
+
+    def likeliest_chain(self, tokens, count):
+        return None
+
     def catch_up(self, tokens, *, draft_vocab=False):
         self.nodes = []
         text = tokens.tolist()

@@ -103,22 +103,37 @@ def test_methods_with_a_draft_model(gpu, plain, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("plain", 1), ("token_recycling", 1), ("sps", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
+    ("name", "waits", "replays", "launches"),
+    [
+        ("plain", 1, 1, 4),
+        ("token_recycling", 1, 3, 9),
+        ("sps", 1, 2.2, 9),
+        ("hydra", 1, 3.2, 9),
+        ("eagle", 1, 3, 9),
+        ("eagle2", 2, 3, 9),
+    ],
 )
-def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
-    """For the accepted tokens; twice if the host must also know the shape of a tree."""
+def test_what_a_step_costs(pretended, tmp_path, name, waits, replays, launches):
+    """Waits for accepted tokens, graphs, and launches of their inputs.
+
+    The host waits twice if it must also know the shape of a tree.
+    """
     drafter = (TEXT | HEADS | DRAFTED)[name]()
     target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
     given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
     given |= {"draft_model": decoders.draft(drafter)} if name in DRAFTED else {}
-    waits, passes = [], []
+    counts, passes = [], []
     for tokens in (4, 4, 20):  # what is made once is made first
         pretended.waits.clear()
+        pretended.counts.clear()
         passes.append(decode(target, drafter, tokens=tokens, **given).n_target_passes)
-        waits.append(len(pretended.waits))
+        counts.append(
+            (len(pretended.waits), *(pretended.counts[k] for k in ("replays", "launches")))
+        )
     steps = passes[2] - passes[1]
-    assert steps > 4 and steps <= waits[2] - waits[1] <= most * steps
+    per_step = [(last - first) / steps for first, last in zip(*counts[1:], strict=True)]
+    assert steps > 4 and 1 <= per_step[0] <= waits
+    assert per_step[1] <= replays and per_step[2] <= launches
 
 
 def test_freed_work_spaces_belong_to_no_graph(gpu):
@@ -255,17 +270,22 @@ def test_a_head_hears_the_lm_head_where_it_lies(gpu):
     assert logits.device == states.device and torch.equal(logits.cpu(), expected.cpu())
 
 
-def test_sampled_outputs_equal_the_cpu_s(gpu):
-    """With a verifier that draws, the host decides and rows are moved after the pass."""
-    outputs = []
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.3, top_p=0.9, top_k=20)])
+def test_sampled_outputs_equal_the_cpu_s(gpu, sampling):
+    """By a pass that draws, and by a host that decides, after which rows are moved."""
+    results = []
     for target in (
         Target(tiny_model("llama"), max_len=128, max_nodes=31),
         decoders.target(max_nodes=31, commits=False),
+        decoders.target(max_nodes=31, sampling=sampling),
     ):
-        verifier = MatchVerifier(Sampling(1.0))
+        verifier = MatchVerifier(sampling, getattr(target, "uniforms", None))
         drafter = RandomDrafts(name="random_drafts", n_nodes=20)
-        outputs.append(decode(target, drafter, verifier=verifier).output_ids)
-    assert outputs[0] == outputs[1]
+        for _ in range(2):
+            result = decode(target, drafter, verifier=verifier)
+        results.append((result.output_ids, result.committed_per_step))
+    assert results[0] == results[1] == results[2]
+    assert max(results[0][1]) > 1
 
 
 def test_passes_without_a_graph_run_eagerly_and_say_why(gpu, monkeypatch):

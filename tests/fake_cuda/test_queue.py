@@ -94,7 +94,7 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(pretended, commit
             exact_scores = exact.forward(4, tree)
             if queued_scores.verified is not None:
                 verdict = VERIFIER.verify(tree, exact_scores)
-                path, next_tokens = queued_scores.verified
+                path, next_tokens, _ = queued_scores.verified
                 assert path.tolist() == verdict.path.tolist()
                 assert next_tokens.tolist() == verdict.next_tokens.tolist()
         assert scores[-1].greedy().tolist() == exact_scores.greedy().tolist()

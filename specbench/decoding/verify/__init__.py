@@ -18,7 +18,7 @@ verifier        accepts a draft token                                       loss
 from __future__ import annotations
 
 from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.sampling import Sampling, Uniforms
 from specbench.decoding.verify.block import BlockVerifier
 from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import PassScores, Verifier
@@ -41,8 +41,13 @@ __all__ = [
 ]
 
 
-def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
+def build_verifier(
+    config: VerifierConfig, sampling: Sampling, uniforms: Uniforms | None = None
+) -> Verifier:
     """Build the verifier that the ``verifier`` group names for these sampling settings.
+
+    Args:
+        uniforms: of a target whose passes draw, for ``match``.
 
     Raises:
         ConfigurationError: an unknown name.
@@ -53,7 +58,9 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
     if name == "typical":
         assert config.epsilon is not None and config.delta is not None
         return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
-    for verifier in (MatchVerifier, RejectionVerifier, BlockVerifier, TraversalVerifier):
+    if name == "match":
+        return MatchVerifier(sampling, uniforms)
+    for verifier in (RejectionVerifier, BlockVerifier, TraversalVerifier):
         if name == verifier.name:
             return verifier(sampling)
     raise unknown_name("verifier", name, VERIFIERS)

@@ -38,9 +38,9 @@ class GreedyVerifier:
         """Return the longest branch of ``tree`` that agrees with the target's greedy choices."""
         verified = scores.verified  # once: the property computes it at each reading
         if verified is not None:
-            path, choices = verified
+            path, chosen, choices = verified
             finite(choices)
-            return AcceptedPath(path, choices[np.concatenate(([0], path + 1))], choices)
+            return AcceptedPath(path, chosen[np.concatenate(([0], path + 1))], choices)
         choices, tokens, _ = choices_and_tokens(tree, scores)
         return self._agreement(tree, tokens, choices, choices)
 

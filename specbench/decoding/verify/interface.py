@@ -27,8 +27,11 @@ class PassScores(Protocol):
         """``[n + 1]`` of root and nodes, until the next pass."""
 
     @property
-    def verified(self) -> tuple[IntArray, IntArray] | None:
-        """Accepted path ``[a]`` and greedy choices ``[n + 1]``, if the pass itself verified."""
+    def verified(self) -> tuple[IntArray, IntArray, IntArray] | None:
+        """Accepted path ``[a]``, tokens to match and greedy choices ``[n + 1]``.
+
+        None unless the pass itself verified.
+        """
 
     def greedy(self) -> torch.Tensor | IntArray:
         """Return ``[n + 1]`` greedy choices of root and nodes; -1 if logits are not finite."""

@@ -30,15 +30,15 @@ class MatchVerifier(GreedyVerifier):
     rounding of a border between two tokens); the draft decides only how many tokens a pass commits.
     All nodes with the same path of tokens draw the same token.
 
-    A pass costs one copy to the host.
+    A pass costs one copy to the host, or draws itself with the same ``uniforms``.
     """
 
     name = "match"
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, uniforms: Uniforms | None = None) -> None:
         super().__init__()
         self._sampling = sampling
-        self._uniforms = Uniforms()
+        self._uniforms = uniforms or Uniforms()
 
     def begin(self, seed: int) -> None:
         self._uniforms.begin(seed)
@@ -51,6 +51,10 @@ class MatchVerifier(GreedyVerifier):
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Return the longest branch of ``tree`` that agrees with the target's draws."""
+        if scores.verified is not None:
+            accepted = super().verify(tree, scores)
+            self._uniforms.take(len(accepted.tokens))
+            return accepted
         depths = scores.depths
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]
         logits = scores.logits

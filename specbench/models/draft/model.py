@@ -32,6 +32,7 @@ from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
 from specbench.models.batch_target import NewRows, read_rows
 from specbench.models.draft.vocabulary import SharedVocabulary
+from specbench.models.graph_target import GraphTarget
 from specbench.models.scores import Scores
 from specbench.models.target import Target
 
@@ -205,6 +206,25 @@ class DraftModel:
             self._last = _last_row((yield self._call(NewRows(self.target, new))))
         assert self._last is not None
         return self._outgoing(self._last, draft_vocab)[0]
+
+    def expect_chain(self, count: int) -> None:
+        if isinstance(self.target, GraphTarget) and self.shared is None:
+            ids = torch.arange(self.vocab_size, self.target.vocab_size, device=self.device)
+            never = ids if self._never is None else torch.cat([ids, self._never])
+            self.target.expect_chain(count, never)
+
+    def likeliest_chain(self, tokens: IntArray, count: int) -> torch.Tensor | None:
+        self.drop_nodes()
+        unread = tokens[self.target.cache.length :]
+        if self.shared is not None or not len(unread) or not isinstance(self.target, GraphTarget):
+            return None
+        ids = self.target.chain(self._host_ids(unread), count)
+        if ids is None:
+            return None
+        self._last, self._count = None, count - 1
+        self.forwards += count
+        self.tokens += len(unread) + count - 1
+        return self.to_target_ids(ids)
 
     def extend(self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False) -> torch.Tensor:
         return run_to_completion(self.extending(tokens, parents, draft_vocab=draft_vocab))

@@ -32,7 +32,7 @@ class Rows:
     cos: torch.Tensor  # [rows, head_dim]
     sin: torch.Tensor
     plan: AttentionPlan
-    # Of nodes: those that they see [rows, held + rows], and all levels, the root's 0 first; None of
+    # Of nodes: what they see [rows, held + rows], and all depths, the root's -1 first; None of
     # committed rows
     nodes: tuple[torch.Tensor, torch.Tensor] | None
     segments: tuple[Segment, ...] = ()  # for a call that runs all layers; then ``plan`` is empty
@@ -105,10 +105,10 @@ class RowCache:
         self._cos = (angles.cos() * factor).to(device, dtype)
         self._sin = (angles.sin() * factor).to(device, dtype)
         self._positions = torch.arange(length, device=device)
-        # The root, which sees no node, and the held nodes: which of these each sees, and levels.
+        # The root, which sees no node, and the held nodes: which of these each sees, and depths.
         self._no_nodes = torch.zeros(1, 0, dtype=torch.bool, device=device)
-        self._no_levels = torch.zeros(1, dtype=torch.int64, device=device)
-        self._seen, self._levels = self._no_nodes, self._no_levels
+        self._no_depths = torch.full((1,), -1, device=device)
+        self._seen, self._depths = self._no_nodes, self._no_depths
         self._fixed: torch.Tensor | None = None
 
     @property
@@ -127,12 +127,12 @@ class RowCache:
         Some of them may be padding, after the others. `read` counts them afterwards.
         """
         other = copy.copy(self)
-        other._fixed, other._seen, other._levels = length, self._no_nodes, self._no_levels
+        other._fixed, other._seen, other._levels = length, self._no_nodes, self._no_depths
         return other
 
     def drop_nodes(self) -> None:
         self._cache.retained = 0
-        self._seen, self._levels = self._no_nodes, self._no_levels
+        self._seen, self._depths = self._no_nodes, self._no_depths
 
     def truncate(self, length: int) -> None:
         """Forget the nodes, and the committed rows from ``length`` on."""
@@ -176,17 +176,18 @@ class RowCache:
         above = parents + 1
         itself = torch.eye(n, dtype=torch.bool, device=above.device)
         seen = torch.cat([self._seen.index_select(0, above), itself], 1)
-        levels = torch.cat([self._levels, self._levels.index_select(0, above) + 1])
+        new = self._depths.index_select(0, above) + 1
+        depths = torch.cat([self._depths, new])
         if self._fixed is not None:
-            return self._static_rows(levels[held + 1 :] - 1, seen, levels[1:] - 1, (seen, levels))
-        positions = self.length + levels[1:] - 1
+            return self._static_rows(new, seen, depths[1:], (seen, depths))
+        positions = self.length + depths[1:]
         if n <= self.few:
             segments = tuple(self._cache.segments(1, n, seen))
             cos, sin = self._cos[positions[held:]], self._sin[positions[held:]]
-            return Rows(self._cache, cos, sin, AttentionPlan(), (seen, levels), segments)
+            return Rows(self._cache, cos, sin, AttentionPlan(), (seen, depths), segments)
         visible = torch.cat([seen.new_ones(n, self.length), seen], dim=1)
         keys = torch.cat([self._positions[: self.length], positions])
-        return self._rows(positions[held:], visible, (seen, levels), keys)
+        return self._rows(positions[held:], visible, (seen, depths), keys)
 
     def _static_rows(
         self,
@@ -227,7 +228,7 @@ class RowCache:
     def keep(self, rows: Rows) -> None:
         """Commit a pass's rows, or hold its nodes for the ones below them."""
         if rows.nodes is not None:
-            seen, self._levels = rows.nodes
+            seen, self._depths = rows.nodes
             before = torch.nn.functional.pad(self._seen, (0, len(seen)))
             self._seen = torch.cat([before, seen])
         if self._fixed is not None:
