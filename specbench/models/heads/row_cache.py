@@ -127,7 +127,7 @@ class RowCache:
         Some of them may be padding, after the others. `read` counts them afterwards.
         """
         other = copy.copy(self)
-        other._fixed, other._seen, other._levels = length, self._no_nodes, self._no_depths
+        other._fixed, other._seen, other._depths = length, self._no_nodes, self._no_depths
         return other
 
     def drop_nodes(self) -> None:
