@@ -3,6 +3,7 @@
     python -m scripts.training draft           # texts, training, assets/draft_smollm2_135m
     python -m scripts.training heads           # EAGLE (1 and 2), Medusa-1, EAGLE-3 and Hydra++
     python -m scripts.training eagle eagle3    # or some of them
+    python -m scripts.training heads --minutes 8 --device cuda    # from the target as it runs
 
 The target answers this project's own prompts (none from a benchmark), and reads prose; its most
 likely next tokens, and for heads its hidden states, are kept on the way. Everything is seeded, and
@@ -10,57 +11,40 @@ goes on where it stopped when the command is typed again; texts and states lie i
 """
 
 import argparse
-import hashlib
-import json
+import math
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from analysis.runs.cli import parser_of, reporting_errors
-from scripts.training import draft, heads
+from scripts.training import draft, heads, live
 from scripts.training.texts import (
     Author,
     Mix,
+    Texts,
     facts_of,
     near_a_question,
     prepare_texts,
+    questions_of,
     split_held_out,
     take_evenly,
 )
-from scripts.training.trainer import Recipe, learn
+from scripts.training.trainer import Recipe, facts_of_recipe, learn, write
 from specbench.config.compose import compose, to_config
 from specbench.data.chat_templates import PromptTemplate
+from specbench.errors import ConfigurationError
 from specbench.models import loading
-from specbench.storage import jsonl
 
-FACTS = "training.json"
 RECIPES = {"draft": draft.RECIPE, **heads.RECIPES}
 _SCORED = 24  # held-out texts at most
-_TITLES = {
-    "draft": "Draft model",
-    "medusa": "Medusa-1 heads (shared LM head)",
-    "hydra": "Hydra++ heads (shared LM head)",
-    "eagle": "An EAGLE-1/2 head",
-    "eagle3": "An EAGLE-3 head",
-}
-_CARD = """# {title} for SmolLM2-135M-Instruct
-
-Made by `python -m scripts.training {name}`: assets/README.md says how, and what the files hold.
-Matrices are kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`).
-Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct).
-
-```json
-{facts}
-```
-"""
 
 
 def train(
-    recipe: Recipe,
+    recipes: Sequence[Recipe],
     mix: Mix,
     work: Path,
     out: Path,
@@ -68,13 +52,20 @@ def train(
     device: str = "cpu",
     apart: Sequence[Path] = (),
     model: Sequence[str] = ("model=smollm2_135m",),
+    minutes: float | None = None,
+    questions: Path | None = None,
+    archive: Path | None = None,
 ) -> None:
-    """Make the texts that are missing below ``work``, train, and write the model to ``out``.
+    """Make the texts that are missing below ``work``, train, and write models below ``out``.
 
     Args:
         apart: .jsonl files of questions; texts that share 13 words in a row with one are excluded.
         model: words that name the target.
+        minutes: for texts and training together, of heads that learn from a live target.
+        questions: a .jsonl file; such heads are scored on the target's answers to it, too.
+        archive: gets pieces of ``work`` every minute (`live.pack`).
     """
+    end = time.monotonic() + 60 * (minutes or math.inf)
 
     def author() -> Author:
         # Where the machine has instructions for it, half the precision is twice the speed, and what
@@ -85,46 +76,62 @@ def train(
         loaded = loading.load_model(cfg)
         return Author(mix, loaded, PromptTemplate.from_config(loaded.tokenizer, cfg))
 
-    texts = prepare_texts(mix, work, author)
+    texts = prepare_texts(mix, work, author, 20 * (minutes or math.inf))
     loaded = loading.load_model(to_config(compose([*model, f"model.device={device}"])))
     tokenizer: Any = loaded.tokenizer
     decoded = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
     near = near_a_question(decoded, apart)
     held, numbers = split_held_out(texts, near)
-    held, learnt = take_evenly(held, _SCORED), [texts[i] for i in numbers]
-    torch.manual_seed(recipe.seed)
-    family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
-    trainable = family(recipe, loaded, texts, learnt)
-    facts = {name: value for name, value in asdict(recipe).items() if value or name == "seed"}
-    facts |= {"parameters": trainable.parameters} | facts_of(texts, learnt)
-    facts["held_out_texts"] = len(held)
+    learnt = [texts[i] for i in numbers]
+    held = take_evenly(held, _SCORED if minutes is None else 4 * _SCORED)
+    shared: dict[str, Any] = {"held_out_texts": len(held)}
     if apart:
         names = ", ".join(path.name for path in apart)
-        facts["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
-    facts |= learn(trainable, learnt, held, work)
-    out.mkdir(parents=True, exist_ok=True)
-    facts["sha256"] = hashlib.sha256(trainable.save(out).read_bytes()).hexdigest()
-    jsonl.write_json(out / FACTS, facts)
-    card = _CARD.format(
-        title=_TITLES[recipe.name], name=recipe.name, facts=json.dumps(facts, indent=1)
-    )
-    jsonl.write_text(out / "README.md", card)
-    print(card)
+        shared["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
+    if minutes is not None:
+        scored: dict[str, Texts] = {"held_out": held}
+        if questions is not None:
+            asked = [turns[0] for turns in take_evenly(questions_of(questions), 2 * _SCORED)]
+            scored[questions.stem] = author().answer(questions.stem, asked)
+        families, facts = live.begin(recipes, loaded, texts, learnt, out)
+        facts = {name: known | shared | {"device": device} for name, known in facts.items()}
+        seed = max(known["token_visits"] for known in facts.values())
+        lesson = live.Lesson(families, loaded.model, seed)
+        for _ in live.train(lesson, facts, learnt, scored, out, end):
+            if archive is not None:
+                live.pack(work, archive)
+        return
+    for recipe in recipes:
+        torch.manual_seed(recipe.seed)
+        family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
+        trainable = family(recipe, loaded, texts, learnt)
+        known = facts_of_recipe(trainable) | facts_of(texts, learnt) | shared
+        known |= learn(trainable, learnt, held, work)
+        print(write(trainable, known, out if recipe.name == "draft" else out / recipe.name))
 
 
 def work(options: argparse.Namespace) -> int:
     names = [n for name in options.names for n in (heads.RECIPES if name == "heads" else [name])]
-    for name in names:
-        family = draft if name == "draft" else heads
-        out = options.out or family.FOLDER
-        train(
-            RECIPES[name],
-            family.MIX.scaled(options.scale),
-            options.work or Path(".cache") / family.FOLDER.name,
-            out if name == "draft" else out / name,
-            device=options.device,
-            apart=options.apart,
-        )
+    is_live = options.minutes is not None
+    if is_live and "draft" in names:
+        raise ConfigurationError("--minutes must be given for heads alone. Leave draft out.")
+    for family in (draft, heads):
+        chosen = [name for name in names if (name == "draft") == (family is draft)]
+        recipes = [(live.RECIPES if is_live else RECIPES)[name] for name in chosen]
+        folder = options.work or Path(".cache") / (family.FOLDER.name + "_live" * is_live)
+        out = folder / "heads" if is_live else family.FOLDER
+        if recipes:
+            train(
+                recipes,
+                (live.MIX if is_live else family.MIX).scaled(options.scale),
+                folder,
+                options.out or out,
+                device=options.device,
+                apart=options.apart,
+                minutes=options.minutes,
+                questions=options.score,
+                archive=options.archive,
+            )
     return 0
 
 
@@ -138,6 +145,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--scale", type=float, default=1.0, help="times as many texts (default: %(default)s)")
     apart = "questions that no text may share 13 words in a row with"
     add("--apart", type=Path, nargs="*", default=[], metavar="FILE.jsonl", help=apart)
+    add("--minutes", type=float, help="learn from the target while it runs, texts included")
+    add("--score", type=Path, metavar="FILE.jsonl", help="with --minutes: also on these questions")
+    add("--archive", type=Path, help="with --minutes: gets --work in pieces every minute")
     options = parser.parse_args(argv)
     return reporting_errors(lambda: work(options))
 

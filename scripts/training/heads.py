@@ -10,19 +10,19 @@ at zero: on few texts that is most of what it will know.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from scripts.training.texts import Mix, Texts, ids_by_frequency, take_evenly
 from scripts.training.trainer import Recipe
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.checkpoints import int8
-from specbench.models.draft.loading import ID_MAP_FILE
+from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
 from specbench.models.heads import hydra_heads
 from specbench.models.heads.decoder import TrainedHead
 from specbench.models.heads.eagle import EagleHead
@@ -49,7 +49,9 @@ _LAYER = (
     *("rms_norm_eps", "vocab_size", "hidden_act", "max_position_embeddings", "rope_theta"),
 )
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
-Guesses = list[torch.Tensor]  # of each step what the LM head reads, of the rows it is asked for
+Guesses = list[
+    tuple[torch.Tensor, torch.Tensor]
+]  # of each step its rows, and what the LM head reads
 File = tuple[Mapping[str, torch.Tensor], dict[str, Any]]  # tensors and config.json, as published
 
 
@@ -80,7 +82,11 @@ class Batch:
         probs: ``[n, _CHOICES]`` float32; rows sum to one.
         learned: ``[n]`` bool, whether the next token is learned.
         continues: ``[n]`` bool, whether guesses after the first are learned too.
+        logits: ``[n, vocab]`` the target's, where all of its distribution is learned, not the
+            likeliest tokens alone; ``ids`` is then the first choice, ``probs`` empty.
     """
+
+    logits: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -179,8 +185,13 @@ class UnrolledCache:
 class TrainableHead(ABC):
     """A head in training; each family defines its start, its guesses and its file.
 
+    Args:
+        sample: batches that a linear start is fitted on, with all states; None: from ``learnt``.
+        begin: folder of the family's head from which the training goes on.
+
     Attributes:
         lm_head: ``[ids, hidden]`` that it predicts ids with; the target's, of all ids.
+        lm_head_ids: ``[ids]`` the target's id of each row; None where it has all.
         head_ids: ``[vocab]`` the row in it of each of the target's ids; -1 where it has none.
     """
 
@@ -189,17 +200,32 @@ class TrainableHead(ABC):
     left_out = 0  # parameters that its file leaves out
     feature_loss = False  # whether its first guess should be the target's next state itself
     file_name = "model.safetensors"
+    decay = _DECAY
+    lm_head_ids: torch.Tensor | None = None
 
-    def __init__(self, recipe: Recipe, loaded: LoadedModel, texts: Texts, learnt: Texts) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        loaded: LoadedModel,
+        texts: Texts,
+        learnt: Texts,
+        *,
+        sample: Sequence[Batch] | None = None,
+        begin: Path | None = None,
+    ) -> None:
         self.recipe, self.device = recipe, loaded.model.device
         self.ends = Embeddings.from_model(loaded.model)
         self.target = loaded.model.config.to_dict()
         self.lm_head = self.ends.lm_head
         self.head_ids = torch.arange(len(self.lm_head), device=self.device)
         self.common = ids_by_frequency(texts, len(self.lm_head))
-        some = take_evenly(learnt, _SAMPLE)
-        self.sample = [self._packed(some[at : at + 8]) for at in range(0, len(some), 8)]
+        self.sample = sample or [self._packed(group) for group in sample_of(learnt)]
+        listed = None if begin is None else read_id_map(begin)
+        vocab = self.common[: recipe.vocab].sort().values
+        self.vocab = vocab if listed is None else torch.from_numpy(listed)
         self.start()
+        if begin is not None:
+            self.restore(begin)
         self.module.to(self.device)
         self.parameters = sum(p.numel() for p in self.module.parameters()) - self.left_out
 
@@ -208,47 +234,91 @@ class TrainableHead(ABC):
         """Make ``module``, untrained."""
 
     @abstractmethod
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses: ...
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses: ...
 
     @abstractmethod
     def file(self) -> File: ...
 
+    def lm_head_of(self, step: int) -> torch.Tensor:
+        """Give the LM head ``[ids, hidden]`` of guesses of a step."""
+        return self.lm_head
+
     def _packed(self, texts: Texts, **shares: Any) -> Batch:
         return Batch(texts, self.states, self.device, **shares)
 
-    def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor:
-        """Cross-entropy to the target's distribution, summed over a row's guesses.
+    def _limit(self, ids: torch.Tensor) -> None:
+        """Guess these of the target's ids alone."""
+        self.lm_head, self.lm_head_ids = self.ends.lm_head[ids], ids
+        self.head_ids = torch.full_like(self.head_ids, -1)
+        self.head_ids[ids] = torch.arange(len(ids), device=self.device)
 
-        A softmax over all ids would cost several times as much as the head itself: it goes over
-        what the target may say somewhere in the batch, frequent ids, and drawn ones.
-        """
+    def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor:
         recipe = self.recipe
         shares = {"prompt_share": recipe.prompt_share, "chain_share": recipe.chain_share}
-        batch = self._packed(chosen, **shares, draw=draw)
-        drawn = torch.randint(len(self.common), (recipe.drawn,), generator=draw)
-        others = torch.cat([self.common[: recipe.candidates], drawn]).to(self.device)
-        head_ids = self.head_ids[batch.ids]
-        ids = torch.cat([head_ids[batch.learned].flatten(), self.head_ids[others]]).unique()
-        softmax_ids = ids[ids >= 0]
-        columns = torch.full((len(self.lm_head) + 1,), -1, device=self.device)  # last: unknown ids
-        columns[softmax_ids] = torch.arange(len(softmax_ids), device=self.device)
-        weights = self.lm_head[softmax_ids]
+        return self.loss_of(self._packed(chosen, **shares, draw=draw), draw)
+
+    def loss_of(self, batch: Batch, draw: torch.Generator) -> torch.Tensor:
+        """Cross-entropy to the target's distribution, summed over a row's guesses.
+
+        Without the target's logits a softmax over all ids would cost several times as much as the
+        head itself: it goes over what the target may say somewhere in the batch, frequent ids, and
+        drawn ones.
+        """
+        recipe, head_ids = self.recipe, self.head_ids[batch.ids]
+        if batch.logits is None:
+            drawn = torch.randint(len(self.common), (recipe.drawn,), generator=draw)
+            others = torch.cat([self.common[: recipe.candidates], drawn]).to(self.device)
+            ids = torch.cat([head_ids[batch.learned].flatten(), self.head_ids[others]]).unique()
+            softmax_ids = ids[ids >= 0]
+            columns = torch.full((len(self.lm_head) + 1,), -1, device=self.device)  # last: unknown
+            columns[softmax_ids] = torch.arange(len(softmax_ids), device=self.device)
+            weights = self.lm_head[softmax_ids]
         total = torch.zeros((), device=self.device)
-        for step, states in enumerate(self.guess(batch, recipe.steps, draw)):
-            rows = batch.rows_for(step)
+        for step, (rows, states) in enumerate(self.guess(batch, recipe.steps, draw)):
             learnable = head_ids[rows + 1 + step, 0] >= 0
             rows, states = rows[learnable], states[learnable]
             if not len(rows):
                 continue
-            ids = columns[head_ids[rows + 1 + step]]
-            probs = batch.probs[rows + 1 + step] * (ids >= 0)
-            logprobs = (states @ weights.T).log_softmax(-1).gather(1, ids.clamp(min=0))
-            loss = -(probs / probs.sum(-1, keepdim=True) * logprobs).sum(-1).mean()
-            total = total + _DECAY**step * loss
+            ahead = rows + 1 + step
+            if batch.logits is None:
+                ids = columns[head_ids[ahead]]
+                probs = batch.probs[ahead] * (ids >= 0)
+                logprobs = (states @ weights.T).log_softmax(-1).gather(1, ids.clamp(min=0))
+                loss = -(probs / probs.sum(-1, keepdim=True) * logprobs).sum(-1).mean()
+            else:
+                taught = batch.logits[ahead].float()
+                taught = taught if self.lm_head_ids is None else taught[:, self.lm_head_ids]
+                logits = (states @ self.lm_head_of(step).T).float()
+                loss = nn.functional.cross_entropy(logits, taught.softmax(-1))
+            total = total + self.decay**step * loss
             if self.feature_loss and step == 0:
                 truth, spread = batch.states[rows + 1, -1], batch.states[:, -1].std()
                 total = total + nn.functional.smooth_l1_loss(states / spread, truth / spread)
         return total
+
+    @torch.no_grad()
+    def chain(self, batch: Batch) -> torch.Tensor:
+        """Count guesses of chains, by step: ``[2, steps]``, the right ones, and all of them.
+
+        Counted are those whose guesses before were the target's own choices, which its text has.
+        """
+        counts = torch.zeros(2, self.recipe.steps)
+        right = torch.ones(len(batch), dtype=torch.bool, device=self.device)
+        for step, (rows, states) in enumerate(self.guess(batch, self.recipe.steps, None)):
+            rows, states = rows[right[rows]], states[right[rows]]
+            best = (states @ self.lm_head_of(step).T).argmax(-1)
+            hit = best == self.head_ids[batch.ids[rows + 1 + step, 0]]
+            right = torch.zeros_like(right).index_fill(0, rows[hit], True)
+            counts[:, step] = torch.tensor([int(hit.sum()), len(rows)])
+        return counts
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the head that `save` wrote into ``folder``."""
+        file = folder / self.file_name
+        stored = int8.restored(load_file(file), file)
+        trained = {name for name, weight in self.module.named_parameters() if weight.requires_grad}
+        # Medusa's shared format lacks LM heads: its heads' own stay the target's rows.
+        self.module.load_state_dict({k: stored[k] for k in trained & stored.keys()}, strict=False)
 
     def save(self, folder: Path) -> Path:
         """Write the published format; returns the file of the weights."""
@@ -289,10 +359,12 @@ class TrainableEagle(TrainableHead):
         _fit_linear(self.module.fc, pairs())
         _set_to_zero(first.self_attn.o_proj, first.mlp.down_proj)
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
         features = batch.states[:, -1]
-        drawn = torch.rand(features.shape, generator=noise).to(self.device) * 2 - 1
-        features = features + _NOISE * float(features.std()) * drawn
+        if noise is not None:
+            drawn = torch.rand(features.shape, generator=noise, device=noise.device)
+            drawn = drawn.to(self.device) * 2 - 1
+            features = features + _NOISE * float(features.std()) * drawn
         return _unroll(self.module, batch, features, steps)
 
     def file(self) -> File:
@@ -330,9 +402,7 @@ class TrainableEagle3(TrainableHead):
             self.module.norm.weight.fill_(self.length())
         first: Any = self.module.layers[0]
         _set_to_zero(first.self_attn.o_proj, first.mlp.down_proj)
-        self.lm_head = self.ends.lm_head[self.ids]
-        self.head_ids = torch.full_like(self.head_ids, -1)
-        self.head_ids[self.ids] = torch.arange(len(self.ids), device=self.device)
+        self._limit(self.ids)
         self.left_out = (len(self.ids) - recipe.vocab) * self.lm_head.shape[1]
 
     def _config(self, ids: torch.Tensor) -> dict[str, Any]:
@@ -344,13 +414,13 @@ class TrainableEagle3(TrainableHead):
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
         }
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
         joined = batch.states[:, :-1].flatten(1)
-        return [self.module.norm(out) for out in _unroll(self.module, batch, joined, steps)]
+        unrolled = _unroll(self.module, batch, joined, steps)
+        return [(rows, self.module.norm(out)) for rows, out in unrolled]
 
     def file(self) -> File:
-        tensors = self.module.state_dict()
-        ids = self.common[: self.recipe.vocab].sort().values
+        tensors, ids = self.module.state_dict(), self.vocab
         tensors["lm_head.weight"] = self.ends.lm_head[ids.to(self.device)]
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(len(self.common), dtype=torch.bool).index_fill(0, ids, True)
@@ -358,24 +428,42 @@ class TrainableEagle3(TrainableHead):
 
     def save(self, folder: Path) -> Path:
         """Write the head, and its list of ids for others of the target's heads."""
-        ids = self.common[: self.recipe.vocab].sort().values
-        save_file({"ids": ids.to(torch.int32)}, folder / ID_MAP_FILE)
+        save_file({"ids": self.vocab.to(torch.int32)}, folder / ID_MAP_FILE)
         return super().save(folder)
 
 
 class TrainableMedusa(TrainableHead):
-    """Starts as the state itself; the heads share the target's LM head (the second format)."""
+    """Starts as the state itself; the heads share the target's LM head (the second format).
+
+    Where the recipe has a ``vocab``, each head has an LM head of its own over the most frequent
+    ids, which starts as the target's rows (the first format, with a list of ids beside it).
+    """
 
     file_name = "medusa_lm_head.safetensors"
     module: MedusaHeads
 
     def start(self) -> None:
-        self.module = MedusaHeads(self.ends, n_heads=HEADS, own_lm_heads=False)
-        _set_to_zero(*self.module.heads)
+        ids = self.vocab.to(self.device) if self.recipe.vocab else None
+        self.module = MedusaHeads(self.ends, n_heads=HEADS, own_lm_heads=ids is not None, ids=ids)
+        _set_to_zero(*(head[0] for head in self.module.heads))
+        if ids is not None:
+            self._limit(ids)
+            for head in self.module.heads:
+                head[-1].load_state_dict({"weight": self.lm_head})
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
-        states_by_step = self.module.states(batch.states[:, -1])[:steps]
-        return [states[batch.rows_for(step)] for step, states in enumerate(states_by_step)]
+    def lm_head_of(self, step: int) -> torch.Tensor:
+        head: Any = self.module.heads[step][-1]
+        return head.weight if self.recipe.vocab else self.lm_head
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
+        states = self.module.states(batch.states[:, -1])[:steps]
+        rows = [batch.rows_for(step) for step in range(len(states))]
+        return [(r, x[r]) for r, x in zip(rows, states, strict=True)]
+
+    def save(self, folder: Path) -> Path:
+        if self.recipe.vocab:
+            save_file({"ids": self.vocab.to(torch.int32)}, folder / ID_MAP_FILE)
+        return super().save(folder)
 
     def file(self) -> File:
         config = {"version": "2", "medusa_num_heads": HEADS, "medusa_num_layers": 1}
@@ -412,13 +500,14 @@ class TrainableHydra(TrainableHead):
         ahead = [batch.tokens[batch.ahead(1 + i)][rows] for i in range(step + 1)]
         return torch.stack(ahead, dim=1)
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
         prefix: Any = self.module.prefix_embeding_layer
         rows = UnrolledCache(batch, self.shape).committed_rows(len(batch))
         read = prefix.norm(prefix.layers[0](batch.states[:, -1], rows))
         step_rows = [batch.rows_for(step) for step in range(min(steps, HEADS))]
         paths = [self._paths(batch, r, i) for i, r in enumerate(step_rows)]
-        return [self.module.states(read[r], path) for r, path in zip(step_rows, paths, strict=True)]
+        pairs = zip(step_rows, paths, strict=True)
+        return [(r, self.module.states(read[r], path)) for r, path in pairs]
 
     def file(self) -> File:
         state = self.module.state_dict()
@@ -438,6 +527,19 @@ FAMILIES: dict[str, type[TrainableHead]] = {
     "eagle3": TrainableEagle3,
     "hydra": TrainableHydra,
 }
+
+
+def chain_score(counts: torch.Tensor) -> str:
+    """Say what share of first, second, … guesses is right, and tokens a step of such chains."""
+    top1 = counts[0] / counts[1].clamp(min=1)
+    shares = ", ".join(f"{share:.4f}" for share in top1.tolist())
+    return f"top1 [{shares}], chain_mat {1 + float(top1.cumprod(0).sum()):.3f}"
+
+
+def sample_of(learnt: Texts) -> list[Texts]:
+    """Choose the texts that linear starts are fitted on, eight at a time."""
+    some = take_evenly(learnt, _SAMPLE)
+    return [some[at : at + 8] for at in range(0, len(some), 8)]
 
 
 @torch.no_grad()
@@ -467,11 +569,13 @@ def _unroll(head: TrainedHead, batch: Batch, states: torch.Tensor, steps: int) -
     head.cache = cast(RowCache, UnrolledCache(batch, head.shape))
     rows = batch.rows_for(0)
     out = head.catch_up(batch.tokens[batch.ahead(1)], states)[rows]
-    guesses = [out]
+    guesses = [(rows, out)]
     for step in range(1, steps):
         before, rows = rows, batch.rows_for(step)
+        if not len(rows):  # all texts are too short
+            break
         above = out[torch.searchsorted(before, rows)]
         out = head.extend(batch.tokens[rows + 1 + step], above, rows)
-        guesses.append(out)
+        guesses.append((rows, out))
     del head.cache
     return guesses

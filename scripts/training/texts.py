@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -50,6 +51,7 @@ class Mix:
     Attributes:
         texts, asked, read: groups of each source, of ``batch`` texts each.
         layers: numbers of the hidden states that are kept, as transformers lists them.
+        live: keep tokens alone; a training runs the target on them again.
     """
 
     texts: int = 0
@@ -57,6 +59,7 @@ class Mix:
     read: int = 0
     batch: int
     layers: tuple[int, ...] = ()
+    live: bool = False
 
     def scaled(self, by: float) -> Mix:
         """Scale the groups of each source, to at least one of each that has some."""
@@ -72,7 +75,8 @@ class Mix:
 
     def made_with(self) -> str:
         """Format the settings that a file of texts depends on."""
-        return json.dumps({"batch": self.batch, "layers": self.layers})
+        made_with = {"batch": self.batch, "layers": self.layers}
+        return json.dumps(made_with | ({"live": True} if self.live else {}))
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Text:
 
 
 Texts = Sequence[Text]
+T = TypeVar("T")
 
 
 @cache
@@ -196,6 +201,12 @@ class Author:
         answers[1::2] = self._generate(prompts[1::2], _ANSWER, number, _TEMPERATURE)
         return self._read(style, list(zip(prompts, answers, strict=True)))
 
+    def answer(self, style: str, questions: Sequence[str]) -> list[Text]:
+        """Make texts of the target's greedy answers."""
+        prompts = [self._render(question) for question in questions]
+        answers = self._generate(prompts, _ANSWER, 0, 0.0)
+        return self._read(style, list(zip(prompts, answers, strict=True)))
+
     def _render(self, question: str) -> list[int]:
         return self._template.render([(question, None)])
 
@@ -234,6 +245,11 @@ class Author:
         texts = []
         for prompt, answer in pairs:
             ids = torch.tensor([*prompt, *answer])
+            if self._mix.live:
+                nothing = torch.empty(len(ids), 0)
+                likely = [nothing.int(), nothing.half(), nothing.half()[..., None]]
+                texts.append(Text(style, len(prompt), ids.int(), *likely))
+                continue
             out = model(ids[None].to(model.device), output_hidden_states=True, use_cache=False)
             top = out.logits[0].float().log_softmax(-1).topk(TOP)
             top.values[-1] = -torch.inf
@@ -261,29 +277,38 @@ class Author:
         return prompt, ids[: 2 * _READ_WORDS - len(prompt)]
 
 
-def prepare_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]:
+def prepare_texts(
+    mix: Mix, work: Path, author: Callable[[], Author], seconds: float = math.inf
+) -> list[Text]:
     """Load all texts of a mix; groups that are missing below ``work`` are written first.
+
+    Args:
+        seconds: after which no further group is begun; the texts are then those that are there.
 
     Raises:
         ConfigurationError: a file was made with other settings.
     """
     groups, texts = mix.groups(work), []
     work.mkdir(parents=True, exist_ok=True)
-    missing = [group for group in groups if not group[2].is_file()]
+    missing, began = [group for group in groups if not group[2].is_file()], time.perf_counter()
     writer = author() if missing else None
     for source, number, path in missing:
         assert writer is not None
         start = time.perf_counter()
+        if start - began >= seconds:
+            break
         written = writer.write(source, number)
         flat = {name: torch.cat([getattr(text, name) for text in written]) for name in _TENSORS}
         flat["lengths"] = torch.tensor([len(text) for text in written])
         flat["prompts"] = torch.tensor([text.prompt for text in written])
+        if mix.live and int(flat["tokens"].max()) < 2**16:
+            flat["tokens"] = flat["tokens"].to(torch.uint16)
         with jsonl.replacing(path) as partial:
             about = {"style": written[0].style, "made_with": mix.made_with()}
             save_file(flat, partial, metadata=about)
         spent = time.perf_counter() - start
         print(f"{path.stem}, one of {len(missing)}: {len(flat['tokens'])} tokens, {spent:.0f} s")
-    for _, _, path in groups:
+    for path in (path for *_, path in groups if seconds == math.inf or path.is_file()):
         with safe_open(path, "pt") as opened:
             about = opened.metadata()
         if about["made_with"] != mix.made_with():
@@ -292,6 +317,7 @@ def prepare_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Te
                 "Name another folder with --work."
             )
         flat = load_file(path)
+        flat["tokens"] = flat["tokens"].int()
         parts = [flat[name].split(flat["lengths"].tolist()) for name in _TENSORS]
         of_each = zip(flat["prompts"].tolist(), *parts, strict=True)
         texts += [Text(about["style"], prompt, *tensors) for prompt, *tensors in of_each]
@@ -310,7 +336,7 @@ def split_held_out(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text]
     return held, [i for i, p in enumerate(prompts) if p not in unseen and i not in near]
 
 
-def take_evenly(texts: Texts, count: int) -> list[Text]:
+def take_evenly(texts: Sequence[T], count: int) -> list[T]:
     """Choose at most so many of the texts, evenly spaced."""
     return [*texts[:: max(1, -(-len(texts) // count))]]
 
@@ -331,11 +357,16 @@ def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
         return {tuple(terms[i : i + _WORDS_APART]) for i in range(len(terms) - _WORDS_APART + 1)}
 
     known_runs: set[tuple[str, ...]] = set()
-    for line in (row for path in files for row in path.read_text("utf-8-sig").splitlines()):
-        question = json.loads(line)
-        named = (str(question[key]) for key in ("question", "prompt", "text") if key in question)
-        known_runs.update(*map(runs, [*question.get("turns", []), *named]))
+    for turns in (turns for path in files for turns in questions_of(path)):
+        known_runs.update(*map(runs, turns))
     return {i for i, text in enumerate(texts) if not runs(text).isdisjoint(known_runs)}
+
+
+def questions_of(file: Path) -> list[list[str]]:
+    """Read the turns of each line of a file of questions, in any of the known forms."""
+    lines = map(json.loads, file.read_text("utf-8-sig").splitlines())
+    keys = ("question", "prompt", "text")
+    return [[*q.get("turns", []), *(str(q[key]) for key in keys if key in q)] for q in lines]
 
 
 def sha256_of(texts: Texts) -> str:

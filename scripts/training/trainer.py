@@ -1,5 +1,6 @@
 """The one trainer: seeded, judged by texts that are not learnt, and resumable."""
 
+import hashlib
 import json
 import math
 import time
@@ -16,6 +17,24 @@ from scripts.training.texts import Texts, sha256_of
 from specbench.storage import jsonl
 
 STEPS_BETWEEN_SAVES = 100
+FACTS = "training.json"
+_TITLES = {
+    "draft": "Draft model",
+    "medusa": "Medusa-1 heads",
+    "hydra": "Hydra++ heads (shared LM head)",
+    "eagle": "An EAGLE-1/2 head",
+    "eagle3": "An EAGLE-3 head",
+}
+_CARD = """# {title} for SmolLM2-135M-Instruct
+
+Made by `python -m scripts.training {name}`: assets/README.md says how, and what the files hold.
+Matrices are kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`).
+Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct).
+
+```json
+{facts}
+```
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +78,11 @@ class Trainable(Protocol):
 
     module: nn.Module
     recipe: Recipe
+    parameters: int
 
     def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor: ...
+
+    def save(self, folder: Path) -> Path: ...
 
 
 def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[str, object]:
@@ -140,6 +162,24 @@ def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[
     minutes = round(state["minutes"], 1)
     facts = {"batches_done": state["done"], "token_visits": state["visits"]}
     return facts | {"training_minutes": minutes, "curve": state["curve"]}
+
+
+def facts_of_recipe(trainable: Trainable) -> dict[str, Any]:
+    """Describe the settings that are not empty, and count the parameters."""
+    settings = asdict(trainable.recipe).items()
+    kept = {name: value for name, value in settings if value or name == "seed"}
+    return kept | {"parameters": trainable.parameters}
+
+
+def write(trainable: Trainable, facts: dict[str, Any], folder: Path) -> str:
+    """Write the weights with ``facts`` of their training; returns the card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts["sha256"] = hashlib.sha256(trainable.save(folder).read_bytes()).hexdigest()
+    jsonl.write_json(folder / FACTS, facts)
+    name, listed = trainable.recipe.name, json.dumps(facts, indent=1)
+    card = _CARD.format(title=_TITLES[name], name=name, facts=listed)
+    jsonl.write_text(folder / "README.md", card)
+    return card
 
 
 def batches(lengths: torch.Tensor, tokens: int, generator: torch.Generator) -> list[list[int]]:

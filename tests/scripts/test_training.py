@@ -1,8 +1,11 @@
 """The draft model and the heads are trained, resume, load from what is written, and draft."""
 
 import hashlib
+import io
+import itertools
 import json
 import re
+import tarfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from scripts.training import __main__ as training
-from scripts.training import draft, heads, trainer
+from scripts.training import draft, heads, live, trainer
 from scripts.training import texts as texts_of
 from specbench.config.compose import compose, to_config
 from specbench.data.chat_templates import PromptTemplate
@@ -72,8 +75,9 @@ def texts(work):
 def trained(overrides, work, tmp_path_factory):
     """A folder of each kind of weights."""
     out = tmp_path_factory.mktemp("trained")
-    for name, recipe in RECIPES.items():
-        training.train(recipe, MIX, work, out / name, model=overrides)
+    training.train([RECIPES["draft"]], MIX, work, out / "draft", model=overrides)
+    others = [recipe for name, recipe in RECIPES.items() if name != "draft"]
+    training.train(others, MIX, work, out, model=overrides)
     return out
 
 
@@ -243,9 +247,107 @@ def test_unrolled_guesses_are_those_of_a_drafting_head(name, loaded, texts, monk
                     continue
                 expected = trainable.module.norm(out) if name == "eagle3" else out
                 index = rows.index(row)
-                assert torch.allclose(guesses[step][index], expected[0], atol=1e-3), (row, step)
+                guess = guesses[step][1][index]
+                assert torch.allclose(guess, expected[0], atol=1e-3), (row, step)
                 token = batch.tokens[batch.ahead(2 + step)[row]][None]
                 out = trainable.module.extend(token, out, torch.tensor([step - 1]))
+
+
+def test_a_live_target_teaches_as_kept_outputs_do(loaded, texts, monkeypatch):
+    """The same losses for 30 steps, where what is kept has all ids, in full precision."""
+    monkeypatch.setattr(heads, "_NOISE", 0.0)
+    monkeypatch.setattr(heads, "_CHOICES", loaded.model.config.vocab_size)
+    monkeypatch.setattr(heads, "MIX", MIX)
+    kept = []
+    for text in texts[:6]:
+        out = loaded.model(text.tokens[None].long(), output_hidden_states=True)
+        top = out.logits[0].log_softmax(-1).sort(descending=True)
+        states = torch.stack([out.hidden_states[n][0] for n in STATES], dim=1)
+        parts = (part.detach() for part in (top.indices, top.values, states))
+        kept.append(texts_of.Text(text.style, text.prompt, text.tokens, *parts))
+
+    names = [name for name in RECIPES if name != "draft"]
+    ours = {name: trainable_of(name, loaded, texts, lr=1e-3) for name in names}
+    theirs = {name: trainable_of(name, loaded, texts, lr=1e-3) for name in names}
+    lesson, draw = live.Lesson(ours, loaded.model), torch.Generator().manual_seed(0)
+    recipe = lesson.recipe
+    groups = [{"params": head.module.parameters()} for head in theirs.values()]
+    optimizer = torch.optim.AdamW(
+        groups, lr=1e-3, betas=recipe.betas, weight_decay=recipe.weight_decay
+    )
+    for step in range(30):
+        chosen = [step % 6, (step + 1) % 6]
+        losses = lesson.step([texts[i] for i in chosen], rate=1.0)
+        shares = {"prompt_share": recipe.prompt_share, "chain_share": recipe.chain_share}
+        batch = heads.Batch([kept[i] for i in chosen], slice(None), "cpu", **shares, draw=draw)
+        other = {n: head.loss_of(batch, torch.Generator()) for n, head in theirs.items()}
+        for name, loss in losses.items():
+            assert float(loss) == pytest.approx(other[name].item(), rel=1e-4), (step, name)
+        optimizer.zero_grad()
+        sum(other.values()).backward()
+        for head in theirs.values():
+            torch.nn.utils.clip_grad_norm_(head.module.parameters(), recipe.clip)
+        optimizer.step()
+
+
+@pytest.mark.slow  # over a second
+def test_a_live_training_goes_on_from_what_it_packed(
+    loaded, texts, overrides, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(heads, "MIX", MIX)
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_SAVES", 5)
+    monkeypatch.setattr(live, "PIECE_BYTES", 2**14)
+    monkeypatch.setattr(texts_of, "installed_prose", lambda: [("these tests", PROSE)])
+    mix = texts_of.Mix(texts=2, batch=8, live=True)
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"turns": ["why is the water blue"]}))
+
+    def trained(work, seconds):
+        """Train for so many looks at the clock."""
+        ticks = itertools.count()
+        clock = SimpleNamespace(monotonic=lambda: float(next(ticks)))
+        for module in (live, training):
+            monkeypatch.setattr(module, "time", clock)
+        recipes = [replace(RECIPES[name], vocab=24) for name in ("eagle", "medusa")]
+        training.train(
+            recipes, mix, work, work / "heads", model=overrides, minutes=seconds / 60,
+            questions=questions, archive=tmp_path,
+        )  # fmt: skip
+        return [
+            json.loads((work / "heads" / r.name / "training.json").read_text()) for r in recipes
+        ]
+
+    first = trained(tmp_path / "work", 90)
+    kept = load_file(tmp_path / "work" / "texts-0000.safetensors")
+    assert kept["tokens"].dtype == torch.uint16 and not kept["states"].numel()
+    data = b"".join(path.read_bytes() for path in sorted(tmp_path.glob("live.tgz.*")))
+    assert len([*tmp_path.glob("live.tgz.*")]) > 1
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    monkeypatch.setattr(texts_of.Author, "write", pytest.fail)  # all texts came along
+    again = trained(tmp_path / "there", 200)
+    for before, after in zip(first, again, strict=True):
+        assert after["token_visits"] > before["token_visits"] > 0
+        assert before["curve"].items() < after["curve"].items()
+        assert "held_out top1" in [*after["curve"].values()][-1]
+        points = [float(v.rpartition(" ")[2]) for v in after["curve"].values() if "loss" in v]
+        assert points[-1] < points[0]
+    folder = tmp_path / "there/heads"
+    for name in ("eagle", "medusa"):
+        recipe = replace(RECIPES[name], vocab=24)
+        head = heads.FAMILIES[name](recipe, loaded, texts, texts[1:], begin=folder / name)
+        written, file = load_file(head.save(tmp_path)), folder / name / head.file_name
+        assert all(torch.equal(w, written[k]) for k, w in load_file(file).items() if w.dim() == 2)
+    target = SimpleNamespace(
+        embeddings=head.ends, dtype=torch.float32, device=torch.device("cpu"), config=head.target
+    )
+    read = medusa.load(folder / "medusa", target)
+    state, ids = torch.randn(3, 32), load_file(folder / "medusa/id_map.safetensors")["ids"]
+    best = torch.stack(head.module.states(state)[:1])[0] @ head.lm_head_of(0).T
+    assert len(ids) == 24 and read(state).shape == (3, heads.HEADS, 24)
+    assert torch.equal(
+        read.to_target_ids(read(state)[:, 0].argmax(-1)), ids[best.argmax(-1)].long()
+    )
 
 
 def test_no_guess_leaves_its_text_or_goes_unanswered(texts):

@@ -14,6 +14,7 @@ from torch import nn
 
 from specbench.decoding.protocols import ModelWork, TargetEmbeddings, TargetInfo
 from specbench.errors import WeightsNotFound
+from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import ResidualBlock, TrainedHead, row_call
 
@@ -26,16 +27,25 @@ class MedusaHeads(TrainedHead):
     Args:
         n_blocks: times that a head's one residual block is run.
         own_lm_heads: whether each head has an LM head; else the target's is shared.
+        ids: the target's ids that LM heads of their own have rows of; None: all.
 
     Attributes:
         heads: of each one its block as often as it is run, and its LM head.
     """
 
     def __init__(
-        self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int = 1, own_lm_heads: bool
+        self,
+        target: TargetEmbeddings,
+        *,
+        n_heads: int,
+        n_blocks: int = 1,
+        own_lm_heads: bool,
+        ids: torch.Tensor | None = None,
     ) -> None:
         super().__init__(target)
         vocab, size = target.embedding.shape
+        self.target_ids = ids
+        vocab = vocab if ids is None else len(ids)
         self.own_lm_heads, self._n_blocks = own_lm_heads, n_blocks
         self.heads: tuple[nn.ModuleList, ...] = ()
         for i in range(n_heads):
@@ -81,6 +91,9 @@ class MedusaHeads(TrainedHead):
 def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> MedusaHeads:
     """Load the Medusa-1 heads in ``folder``, of either format.
 
+    LM heads of their own may have few of the target's ids: those that a list beside them names, as
+    a draft model's folder has one.
+
     Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the
     file has 5.
 
@@ -103,9 +116,16 @@ def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> Med
     if not n_heads or not n_blocks:
         raise stored.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
     own_lm_heads = any(f"{i}.{n_blocks}.weight" in stored.tensors for i in range(n_heads))
-    ends, ids = checkpoint.ends_of(target, vocabulary)
+    ends, ids = checkpoint.ends_of(target, None if own_lm_heads else vocabulary)
+    if own_lm_heads and (listed := read_id_map(folder)) is not None:
+        ids = torch.from_numpy(listed).to(target.device)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < len(ends.embedding):
+            raise stored.refuse(
+                f"comes with ids that the target lacks: see {ID_MAP_FILE} beside it."
+            )
     with torch.device("meta"):
-        heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own_lm_heads)
+        heads = MedusaHeads(
+            ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own_lm_heads, ids=ids
+        )
     checkpoint.fill(heads, stored, target)
-    heads.target_ids = None if own_lm_heads else ids
     return heads
