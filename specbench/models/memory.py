@@ -74,9 +74,17 @@ def _parameters(shape: Any) -> int:
     """Count the parameters of a decoder in Llama's shape, without norms and biases."""
     wide, (kv_heads, size) = shape["hidden_size"], _heads(shape)
     attention = wide * size * 2 * (shape["num_attention_heads"] + kv_heads)
-    layer = attention + 3 * wide * shape["intermediate_size"]
+    layer = attention + 3 * wide * _gated(shape)
     tables = 1 if shape.get("tie_word_embeddings") else 2
     return int(shape["num_hidden_layers"] * layer + tables * shape["vocab_size"] * wide)
+
+
+def _gated(shape: Any) -> int:
+    """Count the rows of a layer's gated products, of all its experts together."""
+    keys = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((shape[key] for key in keys if shape.get(key)), 0)
+    size = shape.get("moe_intermediate_size") or shape["intermediate_size"]
+    return int(experts * size or shape["intermediate_size"])
 
 
 def _named_parameters(name: str) -> int:

@@ -44,7 +44,9 @@ PARAMETERS = {
     "llama2_7b": 6.738, "llama2_13b": 13.016, "llama2_70b": 68.977, "llama3_8b": 8.030,
     "llama3_70b": 70.554, "llama3_1b": 1.236, "mistral7b": 7.242, "phi3_mini": 3.821,
     "codellama7b": 6.739, "codellama13b": 13.016, "codellama34b": 33.744, "qwen25_7b": 7.616,
-    "qwen25_72b": 72.706, "qwen3_8b": 8.191,
+    "qwen25_72b": 72.706, "qwen3_8b": 8.191, "gpt_oss_20b": 20.915, "qwen3_next_80b": 79.674,
+    "qwen35_08b": 0.752, "qwen35_2b": 1.882, "qwen35_4b": 4.206, "qwen35_9b": 8.954,
+    "lfm2_1b": 1.170, "granite4_micro": 3.191, "falcon_h1_1b": 1.555, "deepseek_v2_lite": 15.706,
 }  # fmt: skip
 
 
@@ -498,7 +500,10 @@ def test_shape_config_builds_the_published_architecture(name):
     assert count == pytest.approx(PARAMETERS[name], rel=1e-3)
     # Every number arrives: none is a misspelt key that transformers keeps and nobody reads.
     theta, scaling = numbers.pop("rope_theta"), numbers.pop("rope_scaling", {})
-    valid = set(AutoConfig.for_model(kind).to_dict())
+    valid = {
+        "head_dim",
+        *AutoConfig.for_model(kind).to_dict(),
+    }  # which Falcon-H1 reads if it is there
     assert set(numbers) <= valid
     assert config.rope_parameters["rope_theta"] == theta
     assert scaling.items() <= config.rope_parameters.items()

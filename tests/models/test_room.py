@@ -64,3 +64,11 @@ def test_what_a_model_takes_and_there_is(machine, overrides, free, refused):
     with pytest.raises(ConfigurationError, match=refused) as error:
         machine(*overrides.split(), **free)
     assert "type" in str(error.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gpt_oss_20b", 20.9), ("qwen3_next_80b", 79.7), ("qwen3_8b", 8.2)]
+)
+def test_the_experts_of_a_mixture_are_counted(name, billions):
+    shape = compose([f"model={name}"]).model.shape_config
+    assert memory._parameters(shape) / 1e9 == pytest.approx(billions, rel=0.02)
