@@ -94,7 +94,7 @@ _DELTA_RULE = {
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 _MAMBA_2 = {
-    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8,
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8,
     "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 48,
 }  # fmt: skip
 _KIMI = {

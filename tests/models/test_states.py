@@ -1,184 +1,197 @@
 """Layers that keep a state: what holds of rows, commits and trees, whatever the architecture."""
 
-import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
 from specbench.kernels import recurrent
 from specbench.kernels.architectures import usable_context
+from specbench.kernels.recurrent import LayerState, States
 from specbench.models.batch_target import BatchTarget
 from specbench.models.target import Target
-from tests.models.test_architectures import build
+from tests.conftest import engine
+from tests.contract import driver
+from tests.models.test_architectures import ARCHITECTURES, build, checked_target
 
-FAMILIES = [
-    "Qwen3-Next", "LFM2", "Bamba", "Falcon-H1",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("Qwen3.5", "OLMo-Hybrid", "Granite-4 hybrid")
-    ),
-]  # fmt: skip
-RECURRENT = [name for name in FAMILIES if name != "LFM2"]
+FAMILIES = ["Qwen3-Next", "Qwen3.5", "OLMo-Hybrid", "LFM2", "Bamba", "Granite-4 hybrid"]
+FAMILIES += ["Falcon-H1", "Kimi-Linear"]
 PROMPT = np.random.default_rng(0).integers(4, 60, 20)
 ROOT, CHAIN = 5, DraftTree.chain(np.random.default_rng(1).integers(4, 60, 6))
 PARENTS = np.array([-1, -1, 0, 1, 1, 2, 4, 3])
 TREE = DraftTree(np.random.default_rng(2).integers(4, 60, 8), PARENTS)
-PATH = np.array([1, 4, 6])  # of the tree, none of it where it would lie in a chain
+PATH = np.array([1, 4, 6])  # in the tree
+PATH_CHAIN = DraftTree.chain(TREE.tokens[PATH])
 
 
-@pytest.fixture(scope="module")
-def targets():
-    """Makes each family's target once; its prompt is read anew for each test."""
-    made = {}
+@pytest.fixture(scope="module", params=FAMILIES)
+def made(request):
+    return Target(build(request.param, torch.float64), max_len=64, max_nodes=8)
 
-    def target_of(name):
-        if name not in made:
-            made[name] = Target(build(name, torch.float64), max_len=64, max_nodes=8)
-        made[name].prefill(PROMPT)
-        return made[name]
 
-    return target_of
+@pytest.fixture
+def target(made):
+    made.prefill(PROMPT)
+    return made
 
 
 def logits(target, tree, root=ROOT):
     return target.forward(root, tree).logits.clone()
 
 
-def followed(target, tree, path, prompt=PROMPT):
-    """The logits of a chain behind the accepted ``path`` of ``tree``."""
-    target.prefill(prompt)
-    logits(target, tree)
-    target.commit(tree, path)
-    return logits(target, CHAIN, root=7)
+def apart(a, b):
+    return float((a - b).abs().max())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_rows_of_a_chain_are_passes_of_one_row(targets, name):
-    target, single = targets(name), []
-    together = logits(target, CHAIN)
+def test_rows_of_a_chain_are_passes_of_one_row(target):
+    together, single = logits(target, CHAIN), []
     for token in (ROOT, *CHAIN.tokens):
         single.append(logits(target, DraftTree.empty(), root=int(token)))
         target.commit(DraftTree.empty(), np.empty(0, np.int64))
-    assert (together - torch.cat(single)).abs().max() < 1e-13
+    assert apart(together, torch.cat(single)) < 1e-13
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_pass_that_is_not_committed_changes_nothing(targets, name):
-    target = targets(name)
+def test_a_pass_that_is_not_committed_changes_nothing(target):
     before = logits(target, TREE), logits(target, CHAIN)
     assert torch.equal(logits(target, TREE), before[0])
     assert torch.equal(logits(target, CHAIN), before[1])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_row_follows_its_ancestors_alone(targets, name):
-    """Each path as a chain, and all siblings in another order."""
-    target = targets(name)
+def test_a_row_follows_its_ancestors_alone(target):
+    """Each path as a chain, and siblings in another order."""
     rows = logits(target, TREE)
-    path = logits(target, DraftTree.chain(TREE.tokens[PATH]))
-    assert (rows[[0, *(PATH + 1)]] - path).abs().max() < 1e-13
-    order = np.array([1, 0, 4, 3, 2, 6, 7, 5])  # of nodes; parents still before children
-    place = np.argsort(order)
-    parents = np.array([-1 if p < 0 else place[p] for p in PARENTS[order]])
+    assert apart(rows[[0, *(PATH + 1)]], logits(target, PATH_CHAIN)) < 1e-13
+    order = np.array([1, 0, 4, 3, 2, 6, 7, 5])  # of nodes, a parent still before its children
+    parents = np.array([-1 if p < 0 else np.argsort(order)[p] for p in PARENTS[order]])
     moved = logits(target, DraftTree(TREE.tokens[order], parents))
-    assert (rows[1:][order] - moved[1:]).abs().max() < 1e-13
+    assert apart(rows[1:][order], moved[1:]) < 1e-13
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_text_goes_on_behind_an_accepted_path(targets, name):
-    target = targets(name)
-    behind = followed(target, TREE, PATH)
-    chain = DraftTree.chain(TREE.tokens[PATH])
-    assert torch.allclose(followed(target, chain, np.arange(3)), behind, rtol=0, atol=1e-13)
-    target.prefill(np.concatenate([PROMPT, [ROOT], chain.tokens]))
-    assert (logits(target, CHAIN, root=7) - behind).abs().max() < 1e-4  # chunks round in float32
+def test_text_goes_on_behind_an_accepted_path(target):
+    behind = {}
+    for name, tree, path in (("tree", TREE, PATH), ("chain", PATH_CHAIN, np.arange(3))):
+        target.prefill(PROMPT)
+        logits(target, tree)
+        target.commit(tree, path)
+        behind[name] = logits(target, CHAIN, root=7)
+    assert apart(behind["tree"], behind["chain"]) < 1e-13
+    target.prefill(np.concatenate([PROMPT, [ROOT], PATH_CHAIN.tokens]))
+    # Their prompt's chunks round in float32, whatever the dtype.
+    assert apart(logits(target, CHAIN, root=7), behind["tree"]) < 1e-4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_commit_is_the_same_with_replay_and_without(targets, name):
-    target = targets(name)
-    logits(target, CHAIN)
-    target.cache.commit(None, 7)
-    whole = {k: (s.inputs, s.recurrent) for k, s in target.cache.layers.items()}
-    target.prefill(PROMPT)
-    logits(target, CHAIN)
-    target.cache.commit(torch.arange(7), 7)
-    for key, state in target.cache.layers.items():
-        assert torch.equal(state.inputs, whole[key][0])
-        assert state.recurrent is whole[key][1] or torch.equal(state.recurrent, whole[key][1])
+def test_a_commit_is_the_same_with_replay_and_without_and_is_taken_back(target):
+    first, states = logits(target, CHAIN), {}
+    for rows in (None, torch.arange(7)):
+        target.cache.commit(rows, 7)
+        states[rows is None] = target.cache.layers.values()
+        target.cache.truncate(len(PROMPT))
+        assert torch.equal(logits(target, CHAIN), first)
+    for whole, replayed in zip(states[True], states[False], strict=True):
+        assert torch.equal(whole.inputs, replayed.inputs)
+        assert whole.recurrent is None or torch.equal(whole.recurrent, replayed.recurrent)
 
 
-def test_the_last_commit_is_taken_back(targets):
-    target = targets("Falcon-H1")
-    before = logits(target, CHAIN)
-    target.commit(CHAIN, np.arange(3))
-    target.cache.truncate(len(PROMPT))
-    assert torch.equal(logits(target, CHAIN), before)
-
-
-def test_a_failing_pass_leaves_the_kernels_of_transformers(targets, monkeypatch):
-    target = targets("Qwen3-Next")
-    (file,) = (f for f in target.kernel_files if hasattr(f, "torch_chunk_gated_delta_rule"))
-    stock = dict(vars(file))
-    seen = []
-
-    def failing(*_, **__):
-        seen.append(file.torch_chunk_gated_delta_rule)
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(target.model.lm_head, "forward", failing)
-    with pytest.raises(RuntimeError, match="planted"):
+def test_a_failing_pass_leaves_the_kernels_of_transformers(target, monkeypatch):
+    stock = [dict(vars(file)) for file in target.kernel_files]
+    monkeypatch.setattr(target.model.lm_head, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         target.forward(ROOT, TREE)
-    assert seen[0] is not stock["torch_chunk_gated_delta_rule"] and dict(vars(file)) == stock
+    assert [dict(vars(file)) for file in target.kernel_files] == stock
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_mamba_2_row_by_row_is_the_stock_update(dtype):
-    file = importlib.import_module("transformers.models.bamba.modeling_bamba")
-    draw = torch.Generator().manual_seed(0)
-    x, dt, b, c, bias, d = (
-        torch.randn(size, generator=draw).to(dtype)
-        for size in ((1, 5, 4, 8), (1, 5, 4), (1, 5, 2, 16), (1, 5, 2, 16), (4,), (4,))
-    )
-    a, state = -torch.rand(4, generator=draw), torch.randn(1, 4, 8, 16, generator=draw)
-    states = recurrent.States()
-    states.update_conv_state(x.flatten(2).mT, 0, conv_kernel_size=4)
-    states.layers[0, 0].recurrent = state.clone()
-    ours, last = recurrent._scan(states, None)(
-        x, dt, a, b, c, D=d, dt_bias=bias, dt_limit=(0.0, float("inf"))
-    )
-    by_head = {"D": d[:, None].expand(-1, 8), "dt_bias": bias[:, None].expand(-1, 8)}
-    decay = a[:, None, None].expand(-1, 8, 16)
-    for i in range(5):
-        step = dt[:, i, :, None].expand(-1, -1, 8)
-        stock = file.mamba2_selective_state_update(
-            state, x[:, i], step, decay, b[:, i], c[:, i], dt_softplus=True, **by_head
-        )
-        assert torch.allclose(ours[:, i], stock, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-    assert torch.allclose(last, state, atol=1e-5)
-
-
-def test_a_tree_convolution_sees_the_nearest_ancestors():
-    window, weight = torch.randn(1, 3, 4 + 9), torch.randn(3, 4)
-    parents = np.append(-1, PARENTS + 1)
-    file = importlib.import_module("transformers.models.lfm2.modeling_lfm2")
-    ours = recurrent._tree_convolution(file.causal_conv1d_fn, parents)(window, weight)
-    for row in range(9):
-        columns, above = [row + 4], row
-        while len(columns) < 4:
-            above = parents[above] if above >= 0 else above - 1
-            columns.insert(0, above + 4)
-        assert torch.allclose(ours[0, :, row], (window[0][:, columns] * weight).sum(1), atol=1e-6)
-
-
-def test_what_keeps_no_state_of_ours_is_refused(targets):
-    target = targets("LFM2")
+def test_what_cannot_keep_its_state_here_is_refused():
+    target = Target(build("LFM2"), max_len=64, max_nodes=8)
     with pytest.raises(ConfigurationError, match="layer 3 computes its state by code"):
         target.cache.update_recurrent_state(torch.zeros(1), 3)
     with pytest.raises(ConfigurationError, match=r"batch\.size=2: layers that keep a state"):
         BatchTarget(target, 2)
     with pytest.raises(ConfigurationError, match=r"tiny reads several rows .* from an empty state"):
         usable_context(build("Mamba"), "model.id=tiny", 64, 8)
+
+
+# -- faults, each of which the self-check at load refuses ------------------------------------------
+
+
+def written_by_the_pass(run):
+    def fault(states, *kernels):
+        out, states._current.recurrent = run(states, *kernels)
+        return out, states._current.recurrent
+
+    return fault
+
+
+def one_column_late(update):
+    def fault(states, *new, **options):
+        window = update(states, *new, **options)
+        if states.prompt:
+            states._current.inputs = window[..., -5:-1]
+        return window
+
+    return fault
+
+
+def not_rolled_back(commit):
+    def fault(layer, rows, count):
+        if layer.window is not None:
+            behind = layer.recurrence(slice(None), layer.recurrent)[1]
+            commit(layer, rows, count)
+            layer.recurrent = behind
+
+    return fault
+
+
+FAULTS = {
+    "states follow the order of rows": (
+        recurrent, "_along_tree", lambda _: lambda rule, _, state: rule(slice(None), state)
+    ),
+    "convolutions follow it": (recurrent, "_tree_convolution", lambda _: lambda stock, _: stock),
+    "a window one column late": (States, "update_conv_state", one_column_late),
+    "states written by a pass": (States, "run", written_by_the_pass),
+    "states not rolled back": (LayerState, "commit", not_rolled_back),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["Bamba", pytest.param("Qwen3-Next", marks=pytest.mark.slow)])
+def test_a_planted_fault_is_refused_at_load(name, fault, monkeypatch):
+    owner, attribute, plant = FAULTS[fault]
+    monkeypatch.setattr(owner, attribute, plant(getattr(owner, attribute)))
+    with pytest.raises(ConfigurationError, match=r"logits of .* differ by"):
+        checked_target(build(name, torch.float64))
+
+
+# -- every method that needs no head ---------------------------------------------------------------
+
+KINDS = ["Qwen3-Next", "Bamba", "LFM2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", driver.method_names())
+def test_every_method_answers_as_plain_decoding(kind, method, tmp_path, monkeypatch):
+    drafter = driver.instantiate(method)
+    model_type, sizes = ARCHITECTURES[kind]
+    model = build((model_type, sizes | {"vocab_size": driver.VOCABULARY}), torch.float64)
+    most = drafter.needs.max_nodes
+    target = Target(model, max_len=64, max_nodes=most, batch=drafter.needs.batch)
+    monkeypatch.setattr(driver, "tiny_model", lambda *_, **__: model)  # tables are of the target
+    context = driver.toy_context(drafter, tmp_path, monkeypatch)
+    if context.heads:
+        pytest.skip("reads a head")
+    drafter.setup(replace(context, target=target))
+    drafted, rng = 0, np.random.default_rng(0)
+    for prompt in (rng.integers(4, 20, 12) for _ in range(20)):
+        turns = []
+        for reader in (Drafter(name="ar"), drafter):
+            reader.reset()
+            if drafter.needs.reference and turns:
+                drafter.set_reference(np.array(turns[0].output_ids))
+            turns.append(engine(target).decode(prompt, reader, max_new_tokens=24))
+        assert turns[1].output_ids == turns[0].output_ids
+        drafted += turns[1].n_drafted
+    assert drafted or method in ("ar", "ssd")  # the latter learns from answers of a run
