@@ -227,6 +227,9 @@ def _delta_rule(states: States, chunked: Kernel, recurrent: Kernel) -> Kernel:
         initial_state: None = None,
         **options: Any,
     ) -> Outputs:
+        # Sums in another memory layout would round differently.
+        qkv, g = tuple(x.contiguous() for x in qkv), g.contiguous()
+
         def recurrence(rows: Rows, state: State) -> Outputs:
             read, gates = (x[:, rows] for x in qkv), {"g": g[:, rows], "beta": beta[:, rows]}
             return recurrent(*read, **gates, initial_state=state, **options)

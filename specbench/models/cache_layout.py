@@ -23,10 +23,12 @@ class LayerLayout:
     Attributes:
         rows: heads and their size of keys, and of values, which grow with the text; empty: the
             layer has none.
+        state_bytes: of a state, which does not grow.
     """
 
     device: torch.device
     rows: tuple[tuple[int, int], ...] = ()
+    state_bytes: int = 0
 
     @classmethod
     def uniform(cls, device: torch.device, kv_heads: int, head_dim: int) -> LayerLayout:
@@ -51,4 +53,10 @@ def _layer_layout(layer: Any, device: torch.device) -> LayerLayout:
     rows = [getattr(layer, name, None) for name in ("keys", "values")]
     filled = [row for row in rows if row is not None]
     sizes = tuple((row.shape[1], row.shape[3]) for row in filled)
-    return LayerLayout(filled[0].device if filled else device, sizes)
+    states = [getattr(layer, name, {}) for name in ("conv_states", "recurrent_states")]
+    kept = [state for of_kind in states for state in of_kind.values() if state is not None]
+    return LayerLayout(
+        (filled or kept)[0].device if filled or kept else device,
+        sizes,
+        sum(state.numel() * state.element_size() for state in kept),
+    )

@@ -122,11 +122,15 @@ class Target:
         return sample_weights(self.model)
 
     def memory_bytes(self, rows: int) -> int:
-        """Count the bytes of weights, their packed copies, and a cache of ``rows`` tokens."""
+        """Count the bytes of weights, their packed copies, and a cache of ``rows`` tokens.
+
+        A text's states are counted once, whatever its length.
+        """
         if is_quantised(self.model):
             size = stored_bytes(self.model)
         else:
             size = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        size += sum(layer.state_bytes for layer in self.layout)
         return int(size + self.packed_weights["bytes"] + rows * self.token_bytes)
 
     @property
