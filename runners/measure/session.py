@@ -177,6 +177,8 @@ class Session:
                 target.hidden_states.check(layers, f"method={run.label}")
                 if isinstance(target, GraphTarget):
                     target.expect(layers)
+        if self._batch_target is not None:
+            self._batch_target.capture()
         self._overlap = next(iter(self._engines.values())).overlap
         overlapping = [run.label for run in runs if run.drafter.needs.overlap]
         timed = config.measure.phases and self._overlap != "serial"
@@ -615,8 +617,8 @@ def make_target(
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
         reason = "its weights are quantised" if is_quantised(model) else no_graphs(model)
-        if config.batch.size > 1:
-            reason = "passes of a batch have another number of rows at each step"
+        if config.batch.size > 1 and drafts:
+            reason = "a draft model's passes for a batch have another number of rows each"
         if keeps_states(model):
             reason = "layers keep a state"
         if reason is None:

@@ -26,6 +26,7 @@ from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import CompiledPass
+from specbench.models.graph_target import ROW_BUCKETS, GraphTarget, StaticPass, row_bucket
 from specbench.models.kv_cache import KVCache, SequenceCaches
 from specbench.models.scores import Scores
 from specbench.models.target import Target, read_draft
@@ -111,12 +112,38 @@ class BatchTarget:
 
     def _allocate(self, length: int, nodes: int) -> None:
         target, self._nodes = self._target, nodes
-        self.slots = [Slot(target, target.new_cache(length)) for _ in range(self._size)]
+        self._joint: KVCache | None = None
+        self._passes: dict[tuple[int, tuple[int, ...]], StaticPass | None] = {}
+        if isinstance(target, GraphTarget):  # whose passes have all sequences, in one tensor
+            self._joint = joint = target.new_cache(length, self._size)
+            self.slots = [Slot(target, joint.sequence(i)) for i in range(self._size)]
+            self.capture()
+        else:
+            self.slots = [Slot(target, target.new_cache(length)) for _ in range(self._size)]
         self._compiled = (
             CompiledPass(target.model, length, self._size * (nodes + 1), target.windows)
             if target.compiled is not None
             else None
         )
+
+    def capture(self) -> None:
+        """Make the passes that the target's drafters are known to take; untimed."""
+        target = self._target
+        if isinstance(target, GraphTarget) and target.captures:
+            most = row_bucket(self._nodes + 1) or ROW_BUCKETS[-1]
+            for layers in target.hidden_layers:
+                for rows in ROW_BUCKETS:
+                    if rows <= most:
+                        self._pass(target, rows, layers)
+
+    def _pass(
+        self, target: GraphTarget, rows: int, hidden_layers: tuple[int, ...]
+    ) -> StaticPass | None:
+        assert self._joint is not None
+        key = rows, hidden_layers
+        if key not in self._passes:
+            self._passes[key] = target.batch_pass(self._joint, rows, hidden_layers)
+        return self._passes[key]
 
     def _refuse_more_than_fit(self, length: int, nodes: int) -> None:
         target = self._target
@@ -165,6 +192,8 @@ class BatchTarget:
             drafts: what `check` has read, each of another slot.
             hidden_layers: hidden states to return, the same for all sequences.
         """
+        if (scores := self._static_pass(drafts, hidden_layers)) is not None:
+            return scores
         sequences, roots = [], to_device(np.array([root for _, root, _ in drafts]), self.device)
         ids: list[torch.Tensor] = []
         for (number, _, tree), root in zip(drafts, roots.split(1), strict=True):
@@ -180,6 +209,33 @@ class BatchTarget:
             part = slice(first, first + sequence.rows)
             scores.append(whole.part(part, self.slots[number].geometry.depths[: sequence.rows]))
             first += sequence.rows
+        return scores
+
+    def _static_pass(
+        self, drafts: Sequence[SlotDraft], hidden_layers: tuple[int, ...]
+    ) -> list[Scores] | None:
+        """Run a pass of fixed shape over all sequences; None where there is none."""
+        target, joint = self._target, self._joint
+        if joint is None or not isinstance(target, GraphTarget):
+            return None
+        bucket = row_bucket(max(len(tree) for *_, tree in drafts) + 1)
+        step = None if bucket is None else self._pass(target, bucket, hidden_layers)
+        lengths = [slot.cache.length for slot in self.slots]
+        used = {number for number, *_ in drafts}
+        free = joint.max_len - (0 if step is None else step.rows)
+        if step is None or any(lengths[number] > free for number in used):
+            target.eager_passes += 1
+            return None
+        geometries = [self.slots[number].geometry for number, *_ in drafts]
+        # A sequence that left may have no room for padding; nobody reads its rows again.
+        step.load_sequences(drafts, geometries, [min(length, free) for length in lengths])
+        target.run_batch(step, joint)
+        by_slot = step.logits.unflatten(0, (joint.batch, step.rows))
+        scores = []
+        for (number, _, tree), geometry in zip(drafts, geometries, strict=True):
+            n, first = len(tree) + 1, number * step.rows
+            states = {i: rows[first : first + n] for i, rows in step.hidden.items()}
+            scores.append(Scores(by_slot[number, :n], states=states, depths=geometry.depths[:n]))
         return scores
 
 

@@ -18,7 +18,7 @@ acceptance and the commit within the graph are this project's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,14 @@ from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.device import fill, to_device
 from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree
+from specbench.decoding.tree import TreeGeometry
+from specbench.decoding.turn import SlotDraft
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
 from specbench.kernels.fused_pass import Products, fused_pass
 from specbench.kernels.static_rows import StaticRows
-from specbench.models.kv_cache import in_place
+from specbench.models.kv_cache import KVCache, in_place
 from specbench.models.scores import Outcome, Scores, batch_select, greedy_ids
 from specbench.models.target import Target
 from specbench.results.manifest import Passes
@@ -101,7 +103,8 @@ class StaticPass(Recorded):
         self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=pinned)
         self._host_visible = torch.zeros(batch, rows, slots, dtype=torch.bool, pin_memory=pinned)
         # Of batch rows, and under a verifier that the pass does not know, the host accepts.
-        self._verifies = batch == 1 and target.commits and not held
+        sequences = batch > 1 or held > 0  # of which the host works the acceptance out
+        self._verifies = target.commits and not sequences
         self._sampling = target.sampling if self._verifies else None
         drawn = rows if self._sampling else 0
         self._result = torch.zeros(2 * rows + 2 + drawn, dtype=torch.int64, pin_memory=pinned)
@@ -111,7 +114,7 @@ class StaticPass(Recorded):
         self._uniforms = torch.ones(drawn, dtype=torch.float64, device=device)
         self.numbers = torch.zeros_like(self._host, device=device)
         self.visible = torch.zeros_like(self._host_visible, device=device)
-        self._row_numbers = torch.arange(rows, device=device)
+        self._row_numbers, self._eye = torch.arange(rows, device=device), np.eye(rows, dtype=bool)
         spare = target.cache.max_len - rows
         *parts, lengths, first, self._outside = self.numbers.split(self._sizes)
         self._ids, self._depths, self._parents, self._candidates = (
@@ -150,12 +153,8 @@ class StaticPass(Recorded):
         still runs. ``depths`` and ``visible`` are those of ``TreeGeometry``, for a batch layout of
         one of its chains.
         """
-        self.land()
+        ids, row_depths, parents, candidates, seen = self._begin_load([length] * self.batch)
         n, tokens = len(tree) // self.batch, tree.tokens
-        *parts, lengths, first, outside = np.split(self._host.numpy(), np.cumsum(self._sizes[:-1]))
-        ids, row_depths, parents, candidates = (p.reshape(self.batch, self.rows) for p in parts)
-        for part in parts:
-            part[:] = 0
         ids[:, 0] = root
         if isinstance(tokens, np.ndarray):
             ids[:, 1 : n + 1] = tokens.reshape(self.batch, n)
@@ -163,21 +162,54 @@ class StaticPass(Recorded):
         if self._verifies:
             parents[0, 1 : n + 1] = tree.parents + 1
             candidates[0, 1 : n + 1] = 1 if tree.aux is None else ~tree.aux
-        lengths[:], first[:], outside[:] = length, length, 0
-        seen = self._host_visible.numpy()
-        seen[:] = np.eye(self.rows, dtype=np.bool_)  # a padded row sees itself
         seen[:, : n + 1, : n + 1] = visible[: n + 1, : n + 1]
         if self._sampling:
             uniforms = self._target.uniforms.peek(int(depths[: n + 1].max()) + 1)
             self._host_uniforms.numpy()[: n + 1] = uniforms[depths[: n + 1]]
             self._uniforms.copy_(self._host_uniforms, non_blocking=True)
-        self.numbers.copy_(self._host, non_blocking=True)
-        self.visible.copy_(self._host_visible, non_blocking=True)
+        self._ship()
         if n and isinstance(tokens, torch.Tensor):
             # An id outside would end the whole process there; the outcome tells of it.
             inside = tokens.clamp(0, self._target.vocab_size - 1)
             self._ids[0, 1 : n + 1] = inside
             self._outside.copy_((tokens != inside).any()[None])
+
+    def load_sequences(
+        self, drafts: Sequence[SlotDraft], geometries: Sequence[TreeGeometry], lengths: list[int]
+    ) -> None:
+        """Load drafts of several sequences, which `batch` counts; ``lengths`` of all of them.
+
+        Those without a draft read rows that nobody uses, behind their text.
+        """
+        ids, row_depths, _, _, seen = self._begin_load(lengths)
+        for (slot, root, tree), geometry in zip(drafts, geometries, strict=True):
+            n = len(tree) + 1
+            ids[slot, 0] = root
+            if isinstance(tree.tokens, np.ndarray):
+                ids[slot, 1:n] = tree.tokens
+            row_depths[slot, :n] = geometry.depths[:n]
+            seen[slot, :n, :n] = geometry.visible[:n, :n]
+        self._ship()
+        for slot, _, tree in drafts:
+            if isinstance(tree.tokens, torch.Tensor):
+                # An id outside would end the whole process there; the verifier refuses the case.
+                inside = tree.tokens.clamp(0, self._target.vocab_size - 1)
+                self._ids[slot, 1 : len(tree) + 1] = inside
+
+    def _begin_load(self, lengths: list[int]) -> tuple[Any, ...]:
+        """Wait for the last run; give ids, depths, parents, candidates and what rows see, empty."""
+        self.land()
+        *parts, text, first, outside = np.split(self._host.numpy(), np.cumsum(self._sizes[:-1]))
+        for part in parts:
+            part[:] = 0
+        text[:], first[:], outside[:] = lengths, lengths, 0
+        seen = self._host_visible.numpy()
+        seen[:] = self._eye  # a padded row sees itself
+        return *(part.reshape(self.batch, self.rows) for part in parts), seen
+
+    def _ship(self) -> None:
+        self.numbers.copy_(self._host, non_blocking=True)
+        self.visible.copy_(self._host_visible, non_blocking=True)
 
     def load_nodes(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
@@ -355,7 +387,7 @@ class GraphTarget(GraphRecorder, Target):
         self._capture = capture
         self._drafts = drafts
         self._layouts = tuple(layouts)
-        self._hidden_layers: list[tuple[int, ...]] = [()]
+        self.hidden_layers: list[tuple[int, ...]] = [()]
         self._passes: dict[tuple[int, int, tuple[int, ...]], StaticPass | None] = {}
         self._chains: dict[int, StaticChain | None] = {}  # by tokens
         self._expected_chains: dict[int, torch.Tensor] = {}  # ids that are not drafted
@@ -380,7 +412,7 @@ class GraphTarget(GraphRecorder, Target):
             return
         self.graph_tokens = self.cache.max_len if self.captures else 0
         self._pool = None
-        self._capture_all(self._hidden_layers)
+        self._capture_all(self.hidden_layers)
         for count, never in self._expected_chains.items():
             self.expect_chain(count, never)
 
@@ -391,10 +423,10 @@ class GraphTarget(GraphRecorder, Target):
         """
         other = super().clone()
         assert isinstance(other, GraphTarget)
-        other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
+        other.hidden_layers, other._passes, other._outcome = [*self.hidden_layers], {}, None
         other._chains, other._expected_chains = {}, {}
         other.begin_recording()
-        other._capture_all(other._hidden_layers)
+        other._capture_all(other.hidden_layers)
         return other
 
     def expect(self, hidden_layers: tuple[int, ...]) -> None:
@@ -402,8 +434,8 @@ class GraphTarget(GraphRecorder, Target):
 
         For ``Needs.hidden_layers`` as `Drafter.setup` leaves it: a head's files may decide.
         """
-        if hidden_layers not in self._hidden_layers:
-            self._hidden_layers.append(hidden_layers)
+        if hidden_layers not in self.hidden_layers:
+            self.hidden_layers.append(hidden_layers)
             self._capture_all([hidden_layers])
 
     def _capture_all(self, hidden_layers: Iterable[tuple[int, ...]]) -> None:
@@ -466,6 +498,23 @@ class GraphTarget(GraphRecorder, Target):
         self._outcome = step.outcome
         hidden = {i: states[: n + 1] for i, states in step.hidden.items()}
         return Scores(step.logits[: n + 1], None, hidden, depths, step.outcome)
+
+    def batch_pass(
+        self, cache: KVCache, rows: int, hidden_layers: tuple[int, ...] = ()
+    ) -> StaticPass | None:
+        """Make a pass over ``rows`` rows of each sequence of ``cache``; None if not recorded."""
+        with self.on(cache):
+            step = StaticPass(self, rows, cache.batch, hidden_layers)
+            recorded = not self.captures or self.record(
+                step, f"{cache.batch} sequences x {rows} rows"
+            )
+        return step if recorded else None
+
+    def run_batch(self, step: StaticPass, cache: KVCache) -> None:
+        """Queue a `batch_pass` of ``cache``, whose sequences then commit their own paths."""
+        self._outcome = None
+        with self.on(cache):
+            step.run()
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """As in ``Target``; raises CaseFailed where the pass has kept another path's rows."""

@@ -8,6 +8,7 @@ transformers' cache interface that decoder layers call during a forward pass.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,13 @@ class KVCache:
         end = start + new.shape[2]
         cached[:, :, start:end] = new
         return cached[:, :, :end]
+
+    def sequence(self, number: int) -> KVCache:
+        """View the part of one sequence, whose length is its own."""
+        other, part = copy.copy(self), slice(number, number + 1)
+        other.batch, other._storage = 1, [storage[:, part] for storage in self._storage]
+        other._layers = [tuple(rows[part] for rows in both) for both in self._layers]
+        return other
 
     def whole(self, layer: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """View keys and values of a layer ``[batch, kv_heads, max_len, head_dim]``."""

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
+from specbench.decoding.batch import BatchEngine, TurnRequest
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
-from specbench.decoding.verify import MatchVerifier
+from specbench.decoding.verify import GreedyVerifier, MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
+from specbench.models.batch_target import BatchTarget
 from specbench.models.graph_target import StaticPass
 from specbench.models.hidden_states import Embeddings
 from specbench.models.loading import shape_model
@@ -134,6 +136,25 @@ def test_what_a_step_costs(pretended, tmp_path, name, waits, replays, launches):
     per_step = [(last - first) / steps for first, last in zip(*counts[1:], strict=True)]
     assert steps > 4 and 1 <= per_step[0] <= waits
     assert per_step[1] <= replays and per_step[2] <= launches
+
+
+def test_sequences_of_a_batch_are_one_graph_a_step(gpu, plain, dtype):
+    target = decoders.target(max_nodes=20, dtype=dtype)
+    batch = BatchTarget(target, 3)
+    drafters = [RandomDrafts(name="random_drafts", n_nodes=n) for n in (20, 3, 9)]
+    for drafter in drafters:
+        drafter.setup(DraftContext(VOCAB, frozenset(), max_len=128, target=target))
+    engine = BatchEngine(batch, [GreedyVerifier() for _ in drafters], eos_ids=decoders.EOS)
+    requests = [TurnRequest(PROMPT, drafter, 0) for drafter in drafters]
+    with decoders.recorded_graphs() as graphs:
+        if gpu is not None:
+            gpu.counts.clear()
+        turns = engine.decode(requests, max_new_tokens=24).turns
+    for turn in turns:
+        plain.check(turn.output_ids)
+    assert not graphs and not target.eager_passes
+    if gpu is not None:
+        assert gpu.counts["replays"] == max(turn.n_target_passes for turn in turns)
 
 
 def test_freed_work_spaces_belong_to_no_graph(gpu):
