@@ -128,7 +128,7 @@ class Choose(Composite):
                     "reads its draft. Leave it out."
                 )
             passes = part.needs.draft_model or part.needs.heads
-            if self.policy == "hedge" and passes and not isinstance(part, HeadDrafter):
+            if self.policy == "hedge" and passes and not getattr(part, "scores_rows", False):
                 raise ConfigurationError(
                     f"method={self.name} with policy=hedge scores each part at each step, and a "
                     f"draft of {part.name} costs passes. Type method.policy=ucb, or leave it out."

@@ -42,7 +42,7 @@ from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree, Needs
 from specbench.draft_structures.head_tree import FixedTreeDrafter
 from specbench.draft_structures.marginal_tree import top_log_probs
-from specbench.models.heads import eagle, eagle3
+from specbench.models.heads import eagle, eagle3, state_ids
 from specbench.models.heads.drafter import HeadDrafter
 
 
@@ -235,7 +235,7 @@ class Eagle3(_DynamicTree):
             self._head.reserve(len(ids), 1)
             self._reserved = 0  # the cache was made for this sequence
             here = [rows.to(self._device) for rows in states]
-            eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
+            state_ids.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 
     @property
     def _variant(self) -> tuple[int, ...]:

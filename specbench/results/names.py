@@ -13,6 +13,8 @@ METHODS = {
     "cacheback": "Cacheback",
     "card": "CARD",
     "choose": "Choose",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
     "eagle": "EAGLE",
     "eagle2": "EAGLE-2",
     "eagle3": "EAGLE-3",

@@ -64,6 +64,23 @@ def eagle3_guess(head, ends, ids, states):
     return guess
 
 
+def block_guess(head, ends, ids, states):
+    """Of DFlash and DSpark; a chain is `static_tree` of the first ranks."""
+    config, tensors = head
+    root, infill = int(ids[-1]), "dflash_config" in config
+    out = plain_heads.block(tensors, ends.embedding, config, root, states, config["block_size"])
+    out = out[infill:]
+
+    def guess(path):
+        read, logits = out[: len(path) + 1], ends.head @ out[len(path)]
+        if "markov_head_type" in config:
+            kind = config["markov_head_type"]
+            logits = logits + plain_heads.markov(tensors, kind, [root, *path], read)
+        return ranked(logits)
+
+    return guess
+
+
 def medusa_guess(head, ends, ids, states):
     _, tensors = head
     logits = plain_heads.medusa(tensors, states[-1], 1, ends.head)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from methods.choose import Choose
+from methods.dflash import DFlash, DSpark
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
@@ -45,7 +46,11 @@ TREE = {
     "eagle": (lambda: Eagle(levels=[3, 4, 2]), plain.eagle_guess, plain.static_tree),
     "eagle2": (lambda: Eagle2(total=9, depth=2, top_k=3), plain.eagle_guess, plain.dynamic_tree),
     "eagle3": (lambda: Eagle3(total=9, depth=2, top_k=3), plain.eagle3_guess, plain.dynamic_tree),
+    "dflash": (DFlash, plain.block_guess, plain.static_tree),
+    "dflash_tree": (lambda: DFlash(tree="dynamic", nodes=9), plain.block_guess, likeliest_prefixes),
+    "dspark": (DSpark, plain.block_guess, plain.static_tree),
 }
+LAYERS = {"eagle3": IDS, "dflash": (0, 1), "dflash_tree": (0, 1), "dspark": (0, 1)}
 HEADS = {
     "medusa": tiny_heads.medusa(),
     "ddtree": tiny_heads.medusa(),
@@ -53,6 +58,9 @@ HEADS = {
     "eagle": tiny_heads.eagle(),
     "eagle2": tiny_heads.eagle(),
     "eagle3": tiny_heads.eagle3(),
+    "dflash": tiny_heads.dflash(),
+    "dflash_tree": tiny_heads.dflash(),
+    "dspark": tiny_heads.dspark(),
 }
 
 
@@ -84,13 +92,16 @@ def plain_tree(name, drafter, text, states):
     _, guesses, grown = TREE[name]
     guess = guesses(HEADS[name], GHOST.embeddings, text[1:], states)
     if grown is plain.static_tree:
-        return plain.static_tree(guess, drafter._tree.paths)
+        chain = [(0,) * (i + 1) for i in range(drafter.max_levels)]
+        return plain.static_tree(guess, drafter._tree.paths if "levels" in vars(drafter) else chain)
     if grown is likeliest_prefixes:
-        assert drafter.shape.level_sizes == [drafter.nodes] * 5  # its candidates
-        whole = torch.zeros(2, 5, drafter.nodes)  # as a graph drafts, whatever remains of the turn
+        levels, nodes = drafter.max_levels, drafter.nodes
+        if name == "ddtree":
+            assert drafter.shape.level_sizes == [nodes] * levels  # its candidates
+        whole = torch.zeros(2, levels, nodes)  # as a graph drafts, whatever remains of the turn
         assert {*drafter._tree_of(whole, levels=1).parents} == {-1}
-        marginals = [guess((0,) * level)[: drafter.nodes] for level in range(5)]
-        return paths_of(likeliest_prefixes(*np.moveaxis(marginals, 2, 0), drafter.nodes))
+        marginals = [guess((0,) * level)[:nodes] for level in range(levels)]
+        return paths_of(likeliest_prefixes(*np.moveaxis(marginals, 2, 0), nodes))
     return grown(guess, drafter.total, drafter.depth, drafter.top_k)
 
 
@@ -98,7 +109,7 @@ def check_trees(name, folders, n_texts, n_steps=3):
     """Compare trees over several steps of random texts that contain drafted tokens."""
     drafter = TREE[name][0]()
     drafter.setup(DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders))
-    layers = IDS if name == "eagle3" else (AFTER_FINAL_NORM,)
+    layers = LAYERS.get(name, (AFTER_FINAL_NORM,))
     for seed in range(n_texts):
         random = np.random.default_rng(seed)
         text = random.integers(0, tiny_heads.VOCAB, 4)
@@ -184,6 +195,9 @@ WIDE = {
     "eagle": lambda: Eagle(levels=[6, 8, 6, 4]),
     "eagle2": lambda: Eagle2(total=25, depth=3, top_k=6),
     "eagle3": lambda: Eagle3(total=25, depth=2, top_k=6, layer_ids=[0, 1, 2]),
+    "dflash": DFlash,
+    "dflash_tree": lambda: DFlash(tree="dynamic", nodes=24),
+    "dspark": DSpark,
     "sam_eagle2": lambda: SuffixAutomatonDecoding(
         auxiliary=Eagle2(total=20, depth=2, top_k=5), automata="dynamic", len_threshold=2,
         max_predicts=6,
@@ -223,7 +237,12 @@ def check_exact(architecture, names, folder, monkeypatch):
 
 
 def test_output_is_plain_decoding_s(tmp_path, monkeypatch):
-    check_exact("qwen3", ("ddtree", "hydra", "eagle2", "eagle3", "choose"), tmp_path, monkeypatch)
+    check_exact(
+        "qwen3",
+        ("dflash_tree", "dspark", "hydra", "eagle2", "eagle3", "choose"),
+        tmp_path,
+        monkeypatch,
+    )
 
 
 @pytest.mark.slow

@@ -80,15 +80,29 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         n = len(x)
         query = self.q_norm(self.q_proj(x).view(n, -1, self._size)).transpose(0, 1)
-        key = self.k_norm(self.k_proj(x).view(n, -1, self._size)).transpose(0, 1)
-        value = self.v_proj(x).view(n, -1, self._size).transpose(0, 1)
-        keys, values = rows.update(_rotated(key, rows)[None], value[None], self._layer)
-        out, _ = attend(self, _rotated(query, rows)[None], keys, values, None, plan=rows.plan)
+        key, value = (part.transpose(0, 1) for part in self.keys_and_values(x))
+        keys, values = rows.update(rotated(key, rows)[None], value[None], self._layer)
+        out, _ = attend(
+            self,
+            rotated(query, rows)[None],
+            keys,
+            values,
+            None,
+            sliding_window=self.sliding_window,
+            plan=rows.plan,
+        )
         projected: torch.Tensor = self.o_proj(out.reshape(n, -1))
         return projected
 
+    def keys_and_values(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute keys, not rotated yet, and values of rows, ``[n, kv_heads, head_dim]`` each."""
+        n = len(x)
+        key = self.k_norm(self.k_proj(x).view(n, -1, self._size))
+        return key, self.v_proj(x).view(n, -1, self._size)
 
-def _rotated(x: torch.Tensor, rows: Rows) -> torch.Tensor:
+
+def rotated(x: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Rotate queries or keys ``[heads, n, head_dim]`` by the positions of ``rows``."""
     first, second = x.chunk(2, dim=-1)
     return x * rows.cos + torch.cat([-second, first], dim=-1) * rows.sin
 
@@ -135,11 +149,15 @@ class DecoderLayer(nn.Module):
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
-    def _fused(self, residual: torch.Tensor, read: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Run a pass that is recorded, in few kernels."""
+    def stacked(self) -> tuple[FusedLayer, Products]:
+        """Stack the weights for passes that are recorded, once: they move."""
         if "fused_layer" not in vars(self):
             self.fused_layer = FusedLayer.from_module(self), Products()
-        layer, product = self.fused_layer
+        return self.fused_layer
+
+    def _fused(self, residual: torch.Tensor, read: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Run a pass that is recorded, in few kernels."""
+        layer, product = self.stacked()
         turned = rows.cos[None], rows.sin[None]
         cached = rows.whole(self.self_attn._layer)
         total, added = layer.run(residual[None], read[None], turned, cached, rows.plan, product)

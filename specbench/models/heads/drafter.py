@@ -53,6 +53,7 @@ class HeadDrafter(ModelDrafter):
     """
 
     reads_root: ClassVar[bool] = False  # whether `_growing` is told the root, see there
+    scores_rows: ClassVar[bool] = True  # whether each row that is read gives a guess
 
     head: Text = ""
 

@@ -8,7 +8,7 @@ node's keys are never kept: the next committed rows drop them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,8 +139,11 @@ class RowCache:
         self.drop_nodes()
         self._cache.truncate(length)
 
-    def committed_rows(self, n: int) -> Rows:
+    def committed_rows(self, n: int, *, attended: bool = True) -> Rows:
         """Plan a pass over the next ``n`` committed rows; held nodes are dropped.
+
+        Args:
+            attended: whether the rows look at keys; else they only leave some.
 
         Raises:
             ValueError: there is no room for them.
@@ -152,7 +155,7 @@ class RowCache:
         start = self.length
         if start + n > self._max_len:
             raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
-        if n <= self.few or (n == 1 and self._window is None):  # it sees all
+        if n <= self.few or not attended or (n == 1 and self._window is None):  # it sees all
             cos, sin = (table[start : start + n] for table in (self._cos, self._sin))
             segments = tuple(self._cache.segments(1, n, None)) if n <= self.few else ()
             return Rows(self._cache, cos, sin, AttentionPlan(), None, segments)
@@ -204,6 +207,34 @@ class RowCache:
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         return Rows(self._cache, cos, sin, AttentionPlan(static=static), nodes)
 
+    def block_rows(self, n: int, windows: Collection[int] = ()) -> Rows:
+        """Plan a pass over the ``n`` rows after the committed ones, which all see each other.
+
+        They are held as nodes are: the next pass over committed rows or a block drops them.
+
+        Args:
+            windows: tokens that a layer looks back, for each size that some layer has.
+        """
+        depths = self._positions[:n]
+        seen = torch.ones(n, n, dtype=torch.bool, device=depths.device)
+        nodes = seen, torch.cat([self._no_depths, depths])
+        if self._fixed is not None:
+            return self._static_rows(depths, seen, depths, nodes)
+        self.drop_nodes()
+        positions = self._positions[self.length : self.length + n]
+        cos, sin = self._cos[positions], self._sin[positions]
+        if n <= self.few:
+            segments = tuple(self._cache.segments(1, n, seen))
+            return Rows(self._cache, cos, sin, AttentionPlan(), nodes, segments)
+        behind = positions[:, None] - self._positions[: self.length + n]
+        plan = AttentionPlan(windowed={w: self._mask(behind < w) for w in windows})
+        return Rows(self._cache, cos, sin, plan, nodes)
+
+    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
+        """Make an additive mask ``[1, 1, rows, keys]``."""
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(self._dtype).min)[None, None]
+
     def _rows(
         self,
         positions: torch.Tensor,
@@ -215,13 +246,11 @@ class RowCache:
         if self._window is not None:
             keys = self._positions[: visible.shape[1]] if keys is None else keys
             visible = visible & (positions[:, None] - keys < self._window)
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
-        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
         return Rows(
             self._cache,
             self._cos[positions],
             self._sin[positions],
-            AttentionPlan(mask=mask[None, None]),
+            AttentionPlan(mask=self._mask(visible)),
             nodes,
         )
 

@@ -26,8 +26,13 @@ def rotate(x, position, theta):
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
 
 
-def attention(w, name, xs, layer):
-    """``xs``: inputs of the rows of one branch, each seeing itself and those before it."""
+def attention(w, name, xs, layer, context=None):
+    """``xs``: inputs of the rows of one branch, each seeing itself and those before it.
+
+    After a ``context``, which gives keys and values alone, every row sees all.
+    """
+    n_before = 0 if context is None else len(context)
+    rows = [*(context or ()), *xs]
     size, heads, kv = layer["head_dim"], layer["num_attention_heads"], layer["num_key_value_heads"]
     theta, eps, window = layer["rope_theta"], layer["rms_norm_eps"], layer.get("sliding_window")
 
@@ -38,16 +43,17 @@ def attention(w, name, xs, layer):
         return torch.stack(parts if part == "v" else [rotate(p, position, theta) for p in parts])
 
     queries, keys, values = (  # [rows, heads, size]
-        torch.stack([split(part, x, i) for i, x in enumerate(xs)]) for part in ("q", "k", "v")
+        torch.stack([split(part, x, i) for i, x in enumerate(rows)]) for part in ("q", "k", "v")
     )
     outs = []
-    for i in range(len(xs)):
+    for i in range(n_before, len(rows)):
         first = 0 if window is None else max(0, i + 1 - window)
+        end = i + 1 if context is None else len(rows)
         mixed = []
         for h in range(heads):
             g = h // (heads // kv)
-            scores = keys[first : i + 1, g] @ queries[i, h] / math.sqrt(size)
-            mixed.append(torch.softmax(scores, 0) @ values[first : i + 1, g])
+            scores = keys[first:end, g] @ queries[i, h] / math.sqrt(size)
+            mixed.append(torch.softmax(scores, 0) @ values[first:end, g])
         outs.append(linear(w, f"{name}.o_proj", torch.cat(mixed)))
     return outs
 
@@ -57,11 +63,12 @@ def mlp(w, name, x):
     return linear(w, f"{name}.down_proj", gated)
 
 
-def llama_layer(w, name, xs, layer, input_norm=True):
+def llama_layer(w, name, xs, layer, input_norm=True, context=None):
     eps = layer["rms_norm_eps"]
     inputs = [rms(x, w[f"{name}.input_layernorm.weight"], eps) if input_norm else x for x in xs]
     outs = []
-    for x, o in zip(xs, attention(w, f"{name}.self_attn", inputs, layer), strict=True):
+    attended = attention(w, f"{name}.self_attn", inputs, layer, context)
+    for x, o in zip(xs, attended, strict=True):
         y = x + o
         scale = w[f"{name}.post_attention_layernorm.weight"]
         outs.append(y + mlp(w, f"{name}.mlp", rms(y, scale, eps)))
@@ -152,3 +159,31 @@ def eagle3(w, embedding, config, ids, states, path):
         pairs.append((token, outs[-1]))
         outs, logits = run(pairs)
     return outs, logits
+
+
+def block(w, embedding, config, root, states, size):
+    """Normed states of a DFlash or DSpark block of ``size`` rows."""
+    eps = config["rms_norm_eps"]
+    context = [rms(linear(w, "fc", s), w["hidden_norm.weight"], eps) for s in states]
+    config = config | config.get("dflash_config", {})
+    xs = [embedding[token] for token in [root] + [config["mask_token_id"]] * (size - 1)]
+    for i in range(config["num_hidden_layers"]):
+        slides = config.get("layer_types", [""] * 9)[i] == "sliding_attention"
+        layer = config | {"sliding_window": config["sliding_window"] if slides else None}
+        xs = llama_layer(w, f"layers.{i}", xs, layer, context=context)
+    return [rms(x, w["norm.weight"], eps) for x in xs]
+
+
+def markov(w, kind, ids, states):
+    """What the Markov head adds to the logits of the last of ``states``, after ``ids``."""
+    name, memory = "markov_head", torch.zeros(w["markov_head.markov_w1.weight"].shape[1])
+    for token, state in zip(ids, states, strict=True):
+        e = out = w[f"{name}.markov_w1.weight"][token]
+        if kind == "gated":
+            out = torch.sigmoid(linear(w, f"{name}.gate_proj", torch.cat([state, e]))) * e
+        if kind == "rnn":
+            joint = linear(w, f"{name}.joint_proj", torch.cat([memory, e, state]))
+            gate, candidate, out = joint.split(len(e))
+            gate, out = torch.sigmoid(gate), torch.tanh(out)
+            memory = gate * memory + (1 - gate) * torch.tanh(candidate)
+    return linear(w, f"{name}.markov_w2", out)

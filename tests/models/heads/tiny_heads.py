@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import save_file
 
+from specbench.models.heads.dflash import BlockConfig, BlockHead
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.hydra_heads import HydraHeads
@@ -129,6 +130,26 @@ def speculators(kind="llama", n_layers=1, ids=(2, 5, 7), **flags):
     return _eagle3(config, [f"layers.{i}." for i in range(n_layers)])
 
 
+def dflash(hidden=HIDDEN, vocab=VOCAB, **more):
+    inner = {"mask_token_id": vocab - 1, "target_layer_ids": [-1, 0]}
+    config = {"architectures": ["DFlashDraftModel"], "dflash_config": inner}
+    return _block(config, inner | more, hidden, vocab)
+
+
+def dspark(hidden=HIDDEN, vocab=VOCAB, kind="rnn", **more):
+    """With copies of the target's ends; ``kind``: of its Markov head."""
+    config = {"architectures": ["Qwen3DSparkModel"], "mask_token_id": vocab - 1, "markov_rank": 5,
+              "target_layer_ids": [-1, 0], "enable_confidence_head": True, "markov_head_type": kind,
+              "confidence_head_with_markov": True}  # fmt: skip
+    return _block(config, more, hidden, vocab)
+
+
+def _block(config, more, hidden, vocab):
+    config |= LAYER | {"hidden_size": hidden, "num_hidden_layers": 2, "block_size": 4, **more}
+    read, shape = BlockConfig(**config | more), read_shape(config | {"model_type": "qwen3"}, "")
+    return config, random_tensors(BlockHead(target(hidden, vocab), shape, read))
+
+
 def save_each(folder, vocab=VOCAB, shape=None):
     """One head of each kind, for `DraftContext.heads`: folders by name.
 
@@ -140,6 +161,8 @@ def save_each(folder, vocab=VOCAB, shape=None):
         "hydra": (hydra(n_heads=4, hidden=hidden, vocab=vocab, shape=shape), "hydra_lm_head.pt"),
         "eagle": (eagle(hidden=hidden), "pytorch_model.bin"),
         "eagle3": (eagle3(hidden, vocab), "model.safetensors"),
+        "dflash": (dflash(hidden, vocab), "model.safetensors"),
+        "dspark": (dspark(hidden, vocab), "model.safetensors"),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, (head, file) in heads.items():
