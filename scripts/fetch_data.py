@@ -108,7 +108,8 @@ def _from_hub(dataset: Any) -> bytes:
 
 def main(argv: list[str] | None = None) -> int:
     files = {name: CONF_DIR / "dataset" / f"{name}.yaml" for name in option_names("dataset")}
-    names = [name for name, file in files.items() if "fetch" in yaml.safe_load(file.read_text())]
+    hub = [name for name, file in files.items() if "hub" in yaml.safe_load(file.read_text())]
+    names = sorted({*hub, *_URLS} & {*files})
     parser = parser_of(__doc__)
     parser.add_argument("name", help=f"{', '.join(names)} or all")
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")

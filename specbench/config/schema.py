@@ -243,6 +243,8 @@ class HubConfig(Group):
     configs: list[str | None] = field(default_factory=lambda: [None])  # read one after the other
     configs_are_folders: bool = False  # folders of data files, not named configurations
     rows_per_config: int | None = None  # to keep of each; null: all
+    files: list[str] = field(default_factory=list)  # JSON files to read in place of `split`
+    keep: list[str] = field(default_factory=list)  # columns; empty: all
     columns: dict[str, str | None] = field(default_factory=dict)  # other than `dataset.columns`
 
 
@@ -277,6 +279,7 @@ class DatasetConfig(Group):
     fetch: Annotated[str | None, ASIDE] = None  # how a missing file is brought here
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     rows: RowsConfig | None = None  # null: all
+    refuse: Text | None = None  # no turn may begin so: it stands for one that was never filled in
     prompt_form: str = "default"  # which of `prompts` builds the turn
     prompts: dict[str, str] = field(default_factory=dict)  # `str.format` over a row's columns
     # Worked examples, which stand where a prompt form has {shots}: a file below `data_dir`, one
@@ -288,13 +291,15 @@ class DatasetConfig(Group):
     category: str | None = None  # of every case if the data have no such column
     tasks: list[str] | None = None  # those to keep; null: all
     limit: Positive | None = None  # cases at most
-    # How `limit` chooses: the first, or evenly over the tasks and evenly spaced within each.
-    sample: Annotated[str, OneOf("head", "stratified")] = "head"
+    # How `limit` chooses: the first; evenly over the tasks and evenly spaced within each; or those
+    # whose ids come first by SHA-256 of "seed:id", a draw that is the same in any language.
+    sample: Annotated[str, OneOf("head", "stratified", "hashed")] = "head"
+    sample_seed: int = 1729  # of a `hashed` sample
     selection: list[int] = field(default_factory=list)  # questions that settings are chosen by
     # `all`: of it a limit below the number of questions takes none of `selection`.
     part: Annotated[str, OneOf(*PARTS)] = "all"
-    # Seed of a shuffle. It comes before a `head` sample, which is then a random one, and after a
-    # `stratified` one, which keeps its questions.
+    # Seed of a shuffle. It comes before a `head` sample, which is then a random one, and after the
+    # others, which keep their questions.
     shuffle: int | None = None
     # interleaved: tasks mixed evenly, so that a machine that slows down meanwhile slows all tasks
     # alike; file: as in the file or as shuffled, for methods that learn from case to case.

@@ -15,12 +15,13 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from specbench.config.schema import DatasetConfig, RowsConfig
-from specbench.errors import DatasetError, nearest, unknown_name
+from specbench.errors import DatasetError, first_line, nearest, unknown_name
 from specbench.paths import ASSETS, typed_path
 from specbench.results.tasks import OVERALL, task_of
 from specbench.storage.jsonl import BYTE_ORDER_MARK, parse_json
@@ -151,6 +152,9 @@ def _missing(
 def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     packed = path.suffix == ".gz"
     kind = path.with_suffix("").suffix if packed else path.suffix
+    if kind == ".parquet":
+        yield from _parquet_rows(path, columns)
+        return
     try:
         with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
             for number, line in enumerate(handle, start=1):
@@ -159,6 +163,17 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
                     yield replace(row, values=values)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DatasetError(f"{path}: not a whole gzip file ({error}).") from error
+
+
+def _parquet_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        records = parquet.read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise DatasetError(f"{path}: not a parquet file ({first_line(error)}).") from error
+    for number, values in enumerate(records, start=1):
+        yield _Row(str(path), number, values, columns)
 
 
 def _values(row: _Row, line: bytes, kind: str) -> dict[str, Any] | None:
@@ -193,7 +208,12 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
     for config in hub.configs:
         try:
             part = {"data_dir" if hub.configs_are_folders else "name": config}
-            rows = datasets.load_dataset(hub.id, split=hub.split, revision=hub.revision, **part)
+            if hub.files:
+                at = f"hf://datasets/{hub.id}@{hub.revision}"
+                files = [f"{at}/{file}" for file in hub.files]
+                rows = datasets.load_dataset("json", data_files=files, split="train")
+            else:
+                rows = datasets.load_dataset(hub.id, split=hub.split, revision=hub.revision, **part)
         except Exception as error:
             # The library passes on whatever its network and file layers raise.
             text = " ".join(str(error).split())[:_HUB_ERROR_CHARACTERS] or type(error).__name__
@@ -202,7 +222,8 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
         source = f"hub:{hub.id}/{config or 'default'}"
         for values in islice(rows, hub.rows_per_config):
             number += 1
-            yield _Row(source, number, dict(values), {**columns, **hub.columns})
+            record = {key: values[key] for key in hub.keep or values}
+            yield _Row(source, number, record, {**columns, **hub.columns})
 
 
 def _selected(row: _Row, rows: RowsConfig | None) -> bool:
@@ -238,6 +259,11 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
         turns = _texts(row, columns["turns"], row.column(columns["turns"]))
     else:
         turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)
+    if dataset.refuse and any(turn.startswith(dataset.refuse) for turn in turns):
+        raise row.error(
+            f"question {case_id!r} holds {dataset.refuse!r} in place of its text: the data set was "
+            f"not resolved. conf/dataset/{dataset.name}.yaml says by which script"
+        )
     task = dataset.task or task_of(category)
     if OVERALL in (category, task):
         raise row.error(f"tables call all categories together {OVERALL!r}: rename this category")
@@ -272,7 +298,7 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
     """Fill a template with a row's columns.
 
     ``{column_lines}`` is a list column, one item a line; ``{column_stripped}`` a text without white
-    space around it.
+    space around it; ``{column_below}`` the text below an empty line, nothing if there is none.
     """
     values = {"shots": shots, **row.values}
     for key, value in row.values.items():
@@ -280,6 +306,7 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
             values[f"{key}_lines"] = "\n".join(map(str, value))
         elif isinstance(value, str):
             values[f"{key}_stripped"] = value.strip()
+            values[f"{key}_below"] = f"\n\n{value}" if value.strip() else ""
     try:
         prompt = template.format_map(values)
     except KeyError as error:
@@ -313,9 +340,17 @@ def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
     if limit < len(cases) and dataset.sample == "stratified":
         # Before the shuffle, so that a run in mixed order answers the same questions as the others.
         cases = _stratified(cases, limit)
+    if limit < len(cases) and dataset.sample == "hashed":
+        chosen = {case.case_id for case in sorted(cases, key=partial(_rank, dataset))[:limit]}
+        cases = [case for case in cases if case.case_id in chosen]
     if dataset.shuffle is not None:
         random.Random(dataset.shuffle).shuffle(cases)
     return interleaved(cases[:limit]) if dataset.order == "interleaved" else cases[:limit]
+
+
+def _rank(dataset: DatasetConfig, case: Case) -> tuple[str, str]:
+    text = f"{dataset.sample_seed}:{case.case_id}"
+    return hashlib.sha256(text.encode()).hexdigest(), case.case_id
 
 
 def _by_task(cases: list[Case]) -> dict[str, list[int]]:

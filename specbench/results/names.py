@@ -80,14 +80,22 @@ MODELS = {
 }
 
 DATASETS = {
+    "aime24": "AIME 2024",
+    "aime25": "AIME 2025",
+    "alpaca": "Alpaca",
+    "alpaca_eval": "AlpacaEval",
     "demo": "the demo questions",
     "gsm8k": "GSM8K",
     "humaneval": "HumanEval",
+    "livecodebench": "LiveCodeBench",
+    "math500": "MATH-500",
     "mbpp": "MBPP",
+    "mbpp_sanitized": "MBPP, sanitized",
     "mgsm": "MGSM",
     "mtbench": "MT-Bench",
     "sharegpt": "ShareGPT",
     "specbench": "Spec-Bench",
+    "speed": "SPEED-Bench",
     "swebench": "SWE-bench",
 }
 

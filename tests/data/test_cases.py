@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import hashlib
 import json
 import os
 import sys
@@ -199,6 +200,10 @@ HEAD = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
 GSM8K = {"question": "3 + 3?", "answer": "#### 6"}
 MGSM = {"question_id": 0, "question": "3 + 3?", "category": "en", "answer": 6}
 HUMANEVAL = {"task_id": "HumanEval/0", "prompt": HEAD}
+MATH = {"unique_id": "a/1", "problem": "{x}^2?", "subject": "Algebra", "level": 1, "answer": "4"}
+AIME = {"id": 60, "problem": "3 + 3?", "answer": "006"}
+CONTEST = {"question_id": "1_A", "question_content": "Sum.", "platform": "atcoder"}
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 MBPP = {"task_id": 11, "text": "Do it. ", "test_list": ["assert f(1)", "assert g"], "code": "x"}
 
 
@@ -215,6 +220,21 @@ MBPP = {"task_id": 11, "text": "Do it. ", "test_list": ["assert f(1)", "assert g
         ("mbpp", "default", MBPP, "pass these tests:\n\nassert f(1)\nassert g"),
         ("mbpp", "card", MBPP, "Do it."),
         (
+            "mbpp_sanitized",
+            "default",
+            MBPP | {"prompt": "Do."},
+            "these tests:\n\nassert f(1)\nassert g",
+        ),
+        ("math500", "default", MATH, "{x}^2?"),
+        ("math500", "boxed", MATH, "{x}^2?" + BOXED),
+        ("aime24", "boxed", AIME, "3 + 3?" + BOXED),
+        ("aime25", "default", AIME | {"problem_idx": 1}, "3 + 3?"),
+        ("livecodebench", "default", CONTEST | {"starter_code": "class S:"}, "Sum.\n\nclass S:"),
+        ("livecodebench", "default", CONTEST | {"starter_code": ""}, "Sum."),
+        ("alpaca_eval", "default", {"instruction": "Go.", "dataset": "koala"}, "Go."),
+        ("alpaca", "default", {"instruction": "Go.", "input": "x"}, "Go."),
+        ("alpaca", "with_input", {"instruction": "Go.", "input": "x"}, "Go.\n\nx"),
+        (
             "mbpp",
             "token_recycling",
             MBPP,
@@ -230,6 +250,56 @@ def test_forms_of_prompts(name, form, row, prompt, tmp_path):
     assert case.turns[0].endswith(prompt)
     assert case.turns[0] == prompt or not config.raw
     assert config.raw == (form in ("card", "raw"))
+
+
+def speed_file(folder: Path, turns: list[str]) -> None:
+    """A part of SPEED-Bench, where its authors' script writes it."""
+    (folder / "speed/qualitative").mkdir(parents=True)
+    rows = [
+        {"question_id": f"{c}{i}", "category": c, "turns": turns, "multiturn": True}
+        for c in ("coding", "rag")
+        for i in range(3)
+    ]
+    table = pyarrow.Table.from_pylist(rows)
+    parquet.write_table(table, folder / "speed/qualitative/test.parquet")
+
+
+def test_speed_bench_is_read_as_it_was_resolved_and_refused_as_it_was_not(tmp_path):
+    speed_file(tmp_path / "whole", ["a", "b"])
+    cases = load_cases(dataset("speed", "dataset.limit=2"), tmp_path / "whole")
+    assert [(c.case_id, c.turns) for c in cases] == [("coding1", ("a", "b")), ("rag1", ("a", "b"))]
+    speed_file(tmp_path / "raw", ["a", "FULL BENCHMARK DATA SHOULD BE FETCHED FROM ITS SOURCE"])
+    with pytest.raises(
+        DatasetError, match=r"line 1: question 'coding0' .*conf/dataset/speed\.yaml"
+    ):
+        load_cases(dataset("speed"), tmp_path / "raw")
+    (tmp_path / "raw/speed/qualitative/test.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DatasetError, match="not a parquet file"):
+        load_cases(dataset("speed"), tmp_path / "raw")
+
+
+def test_raw_files_of_the_hub_are_read_without_what_is_not_kept(tmp_path, monkeypatch):
+    secret = CONTEST | {"starter_code": "", "difficulty": "easy", "private_test_cases": "x" * 99}
+    fake = hub(monkeypatch, [secret])
+    assert fetch_data.main(["livecodebench", "--out", str(tmp_path)]) == 0
+    (call,) = fake.calls
+    assert call[0] == "json" and call[1]["data_files"][1].endswith(
+        "@0fe84c3912ea0c4d4a78037083943e8f0c4dd505/test2.jsonl"
+    )
+    assert "private" not in (tmp_path / "livecodebench.jsonl").read_text()
+    (case,) = load_cases(dataset("livecodebench"), tmp_path)
+    assert (case.case_id, case.category, case.task) == ("1_A", "atcoder", "code")
+
+
+def test_a_hashed_sample_is_that_of_seed_and_id_alone(tmp_path):
+    """First by SHA-256 of "1729:id", in the order of the file."""
+    ids = sorted(range(1, 9), key=lambda i: hashlib.sha256(f"1729:{i}".encode()).hexdigest())
+    for rows in (range(1, 9), range(8, 0, -1)):
+        path = write(tmp_path / "q.jsonl", [question(i) for i in rows])
+        cases = load(path, "dataset.sample=hashed", "dataset.limit=3")
+        assert [int(case.case_id) for case in cases] == [i for i in rows if i in ids[:3]]
+    others = load(path, "dataset.sample=hashed", "dataset.limit=3", "dataset.sample_seed=1")
+    assert others != cases
 
 
 def test_rows_are_kept_by_a_column_or_by_the_number_of_their_line(tmp_path):
