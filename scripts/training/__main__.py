@@ -25,11 +25,9 @@ from scripts.training import draft, heads, live
 from scripts.training.texts import (
     Author,
     Mix,
-    Texts,
     facts_of,
     near_a_question,
     prepare_texts,
-    questions_of,
     split_held_out,
     take_evenly,
 )
@@ -53,8 +51,6 @@ def train(
     apart: Sequence[Path] = (),
     model: Sequence[str] = ("model=smollm2_135m",),
     minutes: float | None = None,
-    questions: Path | None = None,
-    archive: Path | None = None,
 ) -> None:
     """Make the texts that are missing below ``work``, train, and write models below ``out``.
 
@@ -62,8 +58,6 @@ def train(
         apart: .jsonl files of questions; texts that share 13 words in a row with one are excluded.
         model: words that name the target.
         minutes: for texts and training together, of heads that learn from a live target.
-        questions: a .jsonl file; such heads are scored on the target's answers to it, too.
-        archive: gets pieces of ``work`` every minute (`live.pack`).
     """
     end = time.monotonic() + 60 * (minutes or math.inf)
 
@@ -89,17 +83,9 @@ def train(
         names = ", ".join(path.name for path in apart)
         shared["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
     if minutes is not None:
-        scored: dict[str, Texts] = {"held_out": held}
-        if questions is not None:
-            asked = [turns[0] for turns in take_evenly(questions_of(questions), 2 * _SCORED)]
-            scored[questions.stem] = author().answer(questions.stem, asked)
         families, facts = live.begin(recipes, loaded, texts, learnt, out)
         facts = {name: known | shared | {"device": device} for name, known in facts.items()}
-        seed = max(known["token_visits"] for known in facts.values())
-        lesson = live.Lesson(families, loaded.model, seed)
-        for _ in live.train(lesson, facts, learnt, scored, out, end):
-            if archive is not None:
-                live.pack(work, archive)
+        live.train(families, facts, loaded.model, learnt, held, out, end)
         return
     for recipe in recipes:
         torch.manual_seed(recipe.seed)
@@ -129,8 +115,6 @@ def work(options: argparse.Namespace) -> int:
                 device=options.device,
                 apart=options.apart,
                 minutes=options.minutes,
-                questions=options.score,
-                archive=options.archive,
             )
     return 0
 
@@ -146,8 +130,6 @@ def main(argv: list[str] | None = None) -> int:
     apart = "questions that no text may share 13 words in a row with"
     add("--apart", type=Path, nargs="*", default=[], metavar="FILE.jsonl", help=apart)
     add("--minutes", type=float, help="learn from the target while it runs, texts included")
-    add("--score", type=Path, metavar="FILE.jsonl", help="with --minutes: also on these questions")
-    add("--archive", type=Path, help="with --minutes: gets --work in pieces every minute")
     options = parser.parse_args(argv)
     return reporting_errors(lambda: work(options))
 

@@ -178,7 +178,7 @@ class UnrolledCache:
             cos=(angles.cos() * factor).float(),
             sin=(angles.sin() * factor).float(),
             plan=AttentionPlan(mask=mask[None, None]),
-            parents=None,
+            nodes=None,
         )
 
 
@@ -234,7 +234,7 @@ class TrainableHead(ABC):
         """Make ``module``, untrained."""
 
     @abstractmethod
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses: ...
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses: ...
 
     @abstractmethod
     def file(self) -> File: ...
@@ -296,22 +296,6 @@ class TrainableHead(ABC):
                 total = total + nn.functional.smooth_l1_loss(states / spread, truth / spread)
         return total
 
-    @torch.no_grad()
-    def chain(self, batch: Batch) -> torch.Tensor:
-        """Count guesses of chains, by step: ``[2, steps]``, the right ones, and all of them.
-
-        Counted are those whose guesses before were the target's own choices, which its text has.
-        """
-        counts = torch.zeros(2, self.recipe.steps)
-        right = torch.ones(len(batch), dtype=torch.bool, device=self.device)
-        for step, (rows, states) in enumerate(self.guess(batch, self.recipe.steps, None)):
-            rows, states = rows[right[rows]], states[right[rows]]
-            best = (states @ self.lm_head_of(step).T).argmax(-1)
-            hit = best == self.head_ids[batch.ids[rows + 1 + step, 0]]
-            right = torch.zeros_like(right).index_fill(0, rows[hit], True)
-            counts[:, step] = torch.tensor([int(hit.sum()), len(rows)])
-        return counts
-
     def restore(self, folder: Path) -> None:
         """Go on from the head that `save` wrote into ``folder``."""
         file = folder / self.file_name
@@ -359,12 +343,11 @@ class TrainableEagle(TrainableHead):
         _fit_linear(self.module.fc, pairs())
         _set_to_zero(first.self_attn.o_proj, first.mlp.down_proj)
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         features = batch.states[:, -1]
-        if noise is not None:
-            drawn = torch.rand(features.shape, generator=noise, device=noise.device)
-            drawn = drawn.to(self.device) * 2 - 1
-            features = features + _NOISE * float(features.std()) * drawn
+        drawn = torch.rand(features.shape, generator=noise, device=noise.device)
+        drawn = drawn.to(self.device) * 2 - 1
+        features = features + _NOISE * float(features.std()) * drawn
         return _unroll(self.module, batch, features, steps)
 
     def file(self) -> File:
@@ -414,7 +397,7 @@ class TrainableEagle3(TrainableHead):
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
         }
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         joined = batch.states[:, :-1].flatten(1)
         unrolled = _unroll(self.module, batch, joined, steps)
         return [(rows, self.module.norm(out)) for rows, out in unrolled]
@@ -455,7 +438,7 @@ class TrainableMedusa(TrainableHead):
         head: Any = self.module.heads[step][-1]
         return head.weight if self.recipe.vocab else self.lm_head
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         states = self.module.states(batch.states[:, -1])[:steps]
         rows = [batch.rows_for(step) for step in range(len(states))]
         return [(r, x[r]) for r, x in zip(rows, states, strict=True)]
@@ -500,7 +483,7 @@ class TrainableHydra(TrainableHead):
         ahead = [batch.tokens[batch.ahead(1 + i)][rows] for i in range(step + 1)]
         return torch.stack(ahead, dim=1)
 
-    def guess(self, batch: Batch, steps: int, noise: torch.Generator | None) -> Guesses:
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         prefix: Any = self.module.prefix_embeding_layer
         rows = UnrolledCache(batch, self.shape).committed_rows(len(batch))
         read = prefix.norm(prefix.layers[0](batch.states[:, -1], rows))
@@ -527,13 +510,6 @@ FAMILIES: dict[str, type[TrainableHead]] = {
     "eagle3": TrainableEagle3,
     "hydra": TrainableHydra,
 }
-
-
-def chain_score(counts: torch.Tensor) -> str:
-    """Say what share of first, second, … guesses is right, and tokens a step of such chains."""
-    top1 = counts[0] / counts[1].clamp(min=1)
-    shares = ", ".join(f"{share:.4f}" for share in top1.tolist())
-    return f"top1 [{shares}], chain_mat {1 + float(top1.cumprod(0).sum()):.3f}"
 
 
 def sample_of(learnt: Texts) -> list[Texts]:

@@ -6,14 +6,10 @@ without the optimizer's moments, which the warm-up rebuilds. Each time ends with
 the next begins at the full one (WSD-S, arXiv 2410.05192).
 """
 
-from __future__ import annotations
-
-import io
+import itertools
 import json
-import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +19,21 @@ import torch
 from scripts.training import heads
 from scripts.training.heads import Batch, TrainableHead
 from scripts.training.texts import Mix, Texts, facts_of
-from scripts.training.trainer import FACTS, Recipe, batches, facts_of_recipe, write
+from scripts.training.trainer import FACTS, Recipe, batches, facts_of_recipe, swap_weights, write
 from specbench.models.loading import LoadedModel
-from specbench.storage import jsonl
 
 MIX = Mix(texts=6, asked=18, batch=4096, live=True)
 _CHANGES: dict[str, dict[str, Any]] = {
     "eagle": {"lr": 2e-3},
     "medusa": {"lr": 2e-3, "vocab": 4096},
     "eagle3": {"lr": 2e-3, "steps": 5},
-    "hydra": {},
+    "hydra": {"lr": 1e-3},
 }
 RECIPES = {
-    name: replace(heads.RECIPES[name], **{"lr": 1e-3, "average": 0.999, "batch_tokens": 4096} | own)
-    for name, own in _CHANGES.items()
+    name: replace(heads.RECIPES[name], average=0.999, batch_tokens=4096, **changes)
+    for name, changes in _CHANGES.items()
 }
 SECONDS_BETWEEN_SAVES = 60.0
-PIECE_BYTES = 15 * 2**20
 _WARM_UP = 300  # batches
 _FALL = 0.15  # of the time, at its end, in which the rate falls to 0
 
@@ -53,9 +47,8 @@ def read(model: Any, texts: Texts, **shares: Any) -> Batch:
     lengths = torch.tensor([len(text) for text in texts])
     inside = (torch.arange(rows.shape[1]) < lengths[:, None]).to(model.device)
     with _half(model):
-        out = model.model(
-            input_ids=rows.to(model.device), output_hidden_states=True, use_cache=False
-        )
+        rows = rows.to(model.device)
+        out = model.model(input_ids=rows, output_hidden_states=True, use_cache=False)
         states = [out.hidden_states[layer][inside] for layer in heads.MIX.layers]
         batch.states = torch.stack(states, dim=1).float()
         batch.logits = model.lm_head(states[-1])
@@ -85,137 +78,84 @@ def begin(
     return families, facts
 
 
-class Lesson:
-    """Heads that learn from the same batches, with a moving average of their weights."""
-
-    def __init__(self, families: Mapping[str, TrainableHead], model: Any, seed: int = 0) -> None:
-        self.families, self._model, self.seed, self.done = families, model, seed, 0
-        self._draw = torch.Generator().manual_seed(seed)
-        self._noise = torch.Generator(model.device).manual_seed(seed)
-        recipe = self.recipe = next(iter(families.values())).recipe
-        trained = {
-            name: [p for p in head.module.parameters() if p.requires_grad]
-            for name, head in families.items()
-        }
-        self._weights = [weight for weights in trained.values() for weight in weights]
-        self._average = [weight.detach().clone() for weight in self._weights]
-        self._optimizer = torch.optim.AdamW(
-            [{"params": weights, "name": name} for name, weights in trained.items()],
-            betas=recipe.betas,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
-
-    def step(self, texts: Texts, rate: float) -> dict[str, torch.Tensor]:
-        """Learn from some texts at a share of the heads' learning rates; returns the losses."""
-        recipe = self.recipe
-        shares = {"prompt_share": recipe.prompt_share, "chain_share": recipe.chain_share}
-        batch = read(self._model, texts, **shares, draw=self._draw)
-        with _half(self._model):
-            losses = {n: head.loss_of(batch, self._noise) for n, head in self.families.items()}
-        self._optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(losses.values())).sum().backward()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.families[group["name"]].recipe.lr * rate
-            torch.nn.utils.clip_grad_norm_(group["params"], recipe.clip)
-        self._optimizer.step()
-        # The average takes in more of the first batches.
-        share = 1 - min(recipe.average, self.done / (self.done + 10))
-        torch._foreach_lerp_(self._average, [w.detach() for w in self._weights], share)
-        self.done += 1
-        return {name: loss.detach() for name, loss in losses.items()}
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Give the heads their average weights for a while."""
-        current = [weight.data for weight in self._weights]
-        for weight, average in zip(self._weights, self._average, strict=True):
-            weight.data = average
-        try:
-            yield
-        finally:
-            for weight, data in zip(self._weights, current, strict=True):
-                weight.data = data
-
-    def score(self, texts: Texts) -> dict[str, str]:
-        """Score each head's chains on texts that the target wrote greedily."""
-        counts = {name: torch.zeros(2, h.recipe.steps) for name, h in self.families.items()}
-        lengths = torch.tensor([len(text) for text in texts])
-        plan = batches(lengths, self.recipe.batch_tokens, torch.Generator().manual_seed(0))
-        with self.averaged(), _half(self._model):
-            for numbers in plan:
-                batch = read(self._model, [texts[i] for i in numbers])
-                for name, head in self.families.items():
-                    counts[name] += head.chain(batch)
-        return {name: heads.chain_score(count) for name, count in counts.items()}
-
-
 def train(
-    lesson: Lesson,
+    families: Mapping[str, TrainableHead],
     facts: Mapping[str, dict[str, Any]],
+    model: Any,
     learnt: Texts,
-    scored: Mapping[str, Texts],
+    held: Texts,
     out: Path,
     end: float,
-) -> Iterator[None]:
+) -> None:
     """Train until ``end`` (of `time.monotonic`), and write the heads below ``out`` every minute.
 
-    Yields after each time that they were written.
-
     Args:
-        facts: of each head's card; tokens read, minutes and scores are added to them.
-        scored: texts that are not learnt, by their name.
+        facts: of each head's card; tokens read, minutes and held-out losses are added.
     """
+    recipe = next(iter(families.values())).recipe
+    trained = {
+        f"{name}.{key}": weight
+        for name, head in families.items()
+        for key, weight in head.module.named_parameters()
+        if weight.requires_grad
+    }
+    of_head = {n: [w for k, w in trained.items() if k.startswith(f"{n}.")] for n in families}
+    optimizer = torch.optim.AdamW(
+        [{"params": weights, "name": name} for name, weights in of_head.items()],
+        betas=recipe.betas,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+    average = {key: weight.detach().clone() for key, weight in trained.items()}
     before = {
         name: (known["token_visits"], known["training_minutes"]) for name, known in facts.items()
     }
+    seed = max(visits for visits, _ in before.values())
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.Generator(model.device).manual_seed(seed)
+    shares = {"prompt_share": recipe.prompt_share, "chain_share": recipe.chain_share}
     lengths = torch.tensor([len(text) for text in learnt])
     began = saved = time.monotonic()
-    visits, epoch, losses = 0, 0, dict[str, torch.Tensor]()
     plan: list[list[int]] = []
-    while True:
+    visits = 0
+    for done in itertools.count():
         now = time.monotonic()
-        if not lesson.done or now >= end:
-            scores = {source: lesson.score(texts) for source, texts in scored.items()}
-            for name, known in facts.items():
-                point = [f"{source} {by_head[name]}" for source, by_head in scores.items()]
-                point += [f"loss {float(losses[name]):.3f}"] if losses else []
-                known["curve"].setdefault(f"visits {before[name][0] + visits}", ", ".join(point))
-                print(name, *point)
-        if not lesson.done:  # as long as at the end, with the writing
-            end -= 2 * (time.monotonic() - now)
-        if now >= end or now - saved >= SECONDS_BETWEEN_SAVES:
-            for name, (read_before, minutes) in before.items():
-                facts[name]["token_visits"] = read_before + visits
+        if not done or now >= end or now - saved >= SECONDS_BETWEEN_SAVES:
+            current = swap_weights(trained, average)
+            if not done or now >= end:
+                losses = dict.fromkeys(families, 0.0)
+                with torch.no_grad(), _half(model):
+                    for batch in (read(model, [text]) for text in held):
+                        for name, head in families.items():
+                            losses[name] += float(head.loss_of(batch, noise)) / len(held)
+            for name, (earlier, minutes) in before.items():
+                facts[name]["token_visits"] = earlier + visits
                 facts[name]["training_minutes"] = round(minutes + (now - began) / 60, 1)
-                with lesson.averaged():
-                    write(lesson.families[name], facts[name], out / name)
-            print(f"{visits / (now - began):.0f} tokens/s")
-            yield
+                curve = facts[name]["curve"]
+                curve.setdefault(f"visits {earlier + visits}", f"held-out loss {losses[name]:.3f}")
+                write(families[name], facts[name], out / name)
+            swap_weights(trained, current)
             saved = time.monotonic()
+            print(f"{visits / (saved - began):.0f} tokens/s, held-out losses {losses}", flush=True)
             if now >= end:
                 return
-        if not plan:
-            draw = torch.Generator().manual_seed(lesson.seed + epoch)
-            plan, epoch = batches(lengths, lesson.recipe.batch_tokens, draw), epoch + 1
+        plan = plan or batches(lengths, recipe.batch_tokens, draw)
         numbers = plan.pop()
-        rate = min(1.0, (lesson.done + 1) / _WARM_UP, (end - now) / (end - began) / _FALL)
-        losses = lesson.step([learnt[i] for i in numbers], rate)
+        batch = read(model, [learnt[i] for i in numbers], **shares, draw=draw)
+        with _half(model):
+            loss = torch.stack([head.loss_of(batch, noise) for head in families.values()]).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        rate = min(1.0, (done + 1) / _WARM_UP, (end - now) / (end - began) / _FALL)
+        for group in optimizer.param_groups:
+            group["lr"] = families[group["name"]].recipe.lr * rate
+            torch.nn.utils.clip_grad_norm_(group["params"], recipe.clip)
+        optimizer.step()
+        # The average takes in more of the first batches.
+        share = 1 - min(recipe.average, done / (done + 10))
+        for key, weight in trained.items():
+            average[key].lerp_(weight.detach(), share)
         visits += int(lengths[numbers].sum())
-
-
-def pack(folder: Path, out: Path) -> None:
-    """Write a folder as pieces of an archive, ``live.tgz.0`` and on, that replace earlier ones.
-
-    ``cat live.tgz.* | tar xz -C FOLDER`` unpacks them; gzip's checksum refuses a mix of two times.
-    """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-        archive.add(folder, ".")
-    data = packed.getvalue()
-    for number, start in enumerate(range(0, len(data), PIECE_BYTES)):
-        with jsonl.replacing(out / f"live.tgz.{number}") as partial:
-            partial.write_bytes(data[start : start + PIECE_BYTES])
 
 
 def _half(model: Any) -> torch.autocast:

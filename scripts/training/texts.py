@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import yaml
@@ -109,7 +109,6 @@ class Text:
 
 
 Texts = Sequence[Text]
-T = TypeVar("T")
 
 
 @cache
@@ -199,12 +198,6 @@ class Author:
         answers: list[list[int]] = [[]] * len(prompts)
         answers[::2] = self._generate(prompts[::2], _ANSWER, number, 0.0)
         answers[1::2] = self._generate(prompts[1::2], _ANSWER, number, _TEMPERATURE)
-        return self._read(style, list(zip(prompts, answers, strict=True)))
-
-    def answer(self, style: str, questions: Sequence[str]) -> list[Text]:
-        """Make texts of the target's greedy answers."""
-        prompts = [self._render(question) for question in questions]
-        answers = self._generate(prompts, _ANSWER, 0, 0.0)
         return self._read(style, list(zip(prompts, answers, strict=True)))
 
     def _render(self, question: str) -> list[int]:
@@ -336,7 +329,7 @@ def split_held_out(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text]
     return held, [i for i, p in enumerate(prompts) if p not in unseen and i not in near]
 
 
-def take_evenly(texts: Sequence[T], count: int) -> list[T]:
+def take_evenly(texts: Texts, count: int) -> list[Text]:
     """Choose at most so many of the texts, evenly spaced."""
     return [*texts[:: max(1, -(-len(texts) // count))]]
 
@@ -357,16 +350,11 @@ def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
         return {tuple(terms[i : i + _WORDS_APART]) for i in range(len(terms) - _WORDS_APART + 1)}
 
     known_runs: set[tuple[str, ...]] = set()
-    for turns in (turns for path in files for turns in questions_of(path)):
-        known_runs.update(*map(runs, turns))
+    for line in (row for path in files for row in path.read_text("utf-8-sig").splitlines()):
+        question = json.loads(line)
+        named = (str(question[key]) for key in ("question", "prompt", "text") if key in question)
+        known_runs.update(*map(runs, [*question.get("turns", []), *named]))
     return {i for i, text in enumerate(texts) if not runs(text).isdisjoint(known_runs)}
-
-
-def questions_of(file: Path) -> list[list[str]]:
-    """Read the turns of each line of a file of questions, in any of the known forms."""
-    lines = map(json.loads, file.read_text("utf-8-sig").splitlines())
-    keys = ("question", "prompt", "text")
-    return [[*q.get("turns", []), *(str(q[key]) for key in keys if key in q)] for q in lines]
 
 
 def sha256_of(texts: Texts) -> str:

@@ -125,10 +125,10 @@ def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[
         state["minutes"] = (time.perf_counter() - began) / 60
         point = f"epoch {ends.get(done)}"
         if done in ends and point not in state["curve"]:
-            trained_weights = _swap_weights(trained, average)
+            trained_weights = swap_weights(trained, average)
             with torch.no_grad():
                 losses = [float(trainable.loss([text], _generator(recipe, 0))) for text in held]
-            _swap_weights(trained, trained_weights)
+            swap_weights(trained, trained_weights)
             state["curve"][point] = (
                 f"visits {state['visits']}, loss {state['loss']:.3f}, "
                 f"held-out loss {sum(losses) / len(losses):.3f}"
@@ -158,7 +158,7 @@ def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[
         bar.update()
         bar.set_postfix(loss=f"{state['loss']:.3f}", refresh=False)
     bar.close()
-    _swap_weights(trained, average)
+    swap_weights(trained, average)
     minutes = round(state["minutes"], 1)
     facts = {"batches_done": state["done"], "token_visits": state["visits"]}
     return facts | {"training_minutes": minutes, "curve": state["curve"]}
@@ -193,7 +193,7 @@ def batches(lengths: torch.Tensor, tokens: int, generator: torch.Generator) -> l
     return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
-def _swap_weights(trained: Mapping[str, nn.Parameter], weights: Mapping[str, torch.Tensor]) -> Any:
+def swap_weights(trained: Mapping[str, nn.Parameter], weights: Mapping[str, torch.Tensor]) -> Any:
     """Give the model these weights; returns those it had."""
     previous = {name: p.data for name, p in trained.items()}
     for name, weight in weights.items():
