@@ -1,43 +1,36 @@
-"""Choose: which of several drafters drafts is decided at each step by what each would have scored.
+"""Choose: which of several methods drafts is decided at each step by what each would have scored.
 
-Papers: HedgeSpec, "Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for
-    LLMs", arXiv 2510.20064; NormalHedge, "A Parameter-Free Hedging Algorithm", NeurIPS 2009, arXiv
-    0903.2851; TapOut, arXiv 2511.02017; UCB1, Auer, Cesa-Bianchi and Fischer 2002. No code of
-    HedgeSpec or TapOut is public.
-Policies:
-hedge      The committed text tells what every part's draft would have scored at a step, so none is
+Papers: HedgeSpec ("Not-a-Bandit"), arXiv 2510.20064, with NormalHedge, arXiv 0903.2851; TapOut,
+    arXiv 2511.02017, with UCB1 (Auer, Cesa-Bianchi, Fischer 2002). No code of either is public.
+hedge      The text tells what each part's draft would have scored at a step, so nothing is
            explored. A part's loss is minus the tokens of its draft that the text goes on with
-           (``loss: length``), or whether its first token is wrong (``token``). Its regret grows by
-           the played part's loss minus its own, and NormalHedge draws the next step's part with
-           weights [R]+ / c * exp([R]+^2 / 2c), where c makes the mean of exp([R]+^2 / 2c) be e.
-ucb        TapOut: each part once, then the largest mean reward + sqrt(2 ln(steps) / its steps).
-thompson   TapOut: the largest of draws from Beta(1 + rewards, 1 + steps - rewards).
-fixed      Always the part number ``arm``, which a choice is compared with.
-
-The bandits' reward is TapOut's blend of accepted tokens over ``longest`` and over drafted nodes.
-Only the played part pays for passes of its own. Parts that cost none (automata, n-grams) are all
-asked for a draft before the step. A trained head reads each committed state anyway; it is scored
-by its likeliest token after each, as far as its tree is deep.
+           (``loss: length``), or whether its first is wrong (``token``). Its regret R grows by the
+           played part's loss minus its own; NormalHedge draws the next part with weights
+           [R]+ / c * exp([R]+^2 / 2c), where the mean of exp([R]+^2 / 2c) is e.
+ucb        Each part once, then the largest mean reward + sqrt(2 ln(steps) / its steps).
+thompson   The largest of draws from Beta(1 + rewards, 1 + steps - rewards).
+fixed      Always part number ``arm``.
+The bandits' reward blends accepted tokens over ``longest`` and over drafted nodes, as TapOut's.
+Only the played part pays for passes. Under ``hedge`` parts that need none are all asked for drafts.
+A trained head is scored by its likeliest token after each committed state, which it reads anyway,
+as far as its tree is deep.
 Where ours differs, and why:
-    - A draft that the text has not gone beyond yet is scored as far as the text goes, and the rest
-      later. The paper waits for the end of a chunk.
-    - A drafter's tokens are compared with the text; the paper sums the overlap of distributions,
-      which automata lack. For greedy decoding both are the same.
+    - A draft longer than the text is scored as far as the text goes, and later the rest; HedgeSpec
+      waits for a chunk's end, and sums overlaps of distributions, which automata lack.
     - TapOut's arms are rules that stop one draft model; here they are methods. The weights of its
-      reward are not in the text that we have: ``blend`` weighs both halves alike.
-    - ``skip_empty`` (ours, off): a part without a draft is not drawn where others have one, and
-      its regret rests. ``draw: false`` plays the likeliest part, the first of equals.
+      reward are not in the text that we have: ``blend`` gives both halves the same.
+    - ``draw: false`` takes the part of the largest weight, the first of equals.
 Example: parts draft "a b", "a x" and nothing, the second is played and the text goes on "a b c":
     lengths 2, 1, 0, so the regrets grow by 1, 0 and -1 and the first part is drawn next.
-State kept: regrets and rewards with what the parts keep, under our state scope (HedgeSpec: for a
-    turn; TapOut: for a run).
+State kept: regrets for a turn, as in the paper; rewards and the parts' own as ``state_scope`` says
+    (TapOut: ``run``).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -45,7 +38,7 @@ import numpy as np
 from annotated_types import MinLen
 from numba import njit
 
-from specbench.arrays import Array, BoolArray, FloatArray
+from specbench.arrays import Array, FloatArray
 from specbench.config.schema import Count, Positive, Share
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter, Scope
@@ -62,25 +55,18 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError
 from specbench.models.heads.drafter import HeadDrafter
 
+Drafts = Sequence[DraftTree | None]  # by part; None of one that is not asked
 _STREAM = 65  # of random numbers: another one than a verifier's with the same seed
 
 
 @dataclass(slots=True)
-class _PastStep:
-    """A step whose drafts the text has not decided yet.
+class _OpenStep:
+    """A step whose drafts the text has not decided yet."""
 
-    Attributes:
-        length: tokens that had been committed before it.
-        drafts: of parts that were asked, by their number.
-        awake: ``[parts]`` whose regret it changes.
-        scored: ``[parts]`` accepted tokens that their regrets hold already.
-    """
-
-    length: int
+    length: int  # tokens committed before it
     played: int
-    drafts: Mapping[int, DraftTree]
-    awake: BoolArray
-    scored: FloatArray
+    drafts: Drafts
+    scored: FloatArray  # [parts] tokens that the regrets hold already
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,14 +74,11 @@ class Choose(Composite):
     """Choose: at each step one of several methods drafts, by regret or reward so far.
 
     Attributes:
-        drafters: the parts, by their methods' names in a configuration (which turns them into
-            drafters), or drafters.
+        drafters: the parts, by their methods' names in a configuration, or drafters.
         policy: ``hedge``, ``ucb``, ``thompson`` or ``fixed``, see the module's text.
-        loss: hedge: accepted ``length``, or the first ``token`` alone.
-        draw: hedge: draw a part by the weights, instead of taking the likeliest.
-        skip_empty: hedge: draw only among parts that have a draft, if any has one.
-        blend: ucb, thompson: weight of accepted over ``longest``; the rest weighs accepted over
-            drafted.
+        loss: hedge: ``length`` or ``token``.
+        draw: hedge: whether to draw by the weights or to take the likeliest.
+        blend: ucb, thompson: weight of accepted over ``longest``; the rest: accepted over drafted.
         longest: ucb, thompson: accepted tokens that earn the first half whole.
         arm: fixed: the part that drafts, counted from 0.
 
@@ -111,7 +94,6 @@ class Choose(Composite):
     policy: Literal["hedge", "ucb", "thompson", "fixed"] = "hedge"
     loss: Literal["length", "token"] = "length"
     draw: bool = True
-    skip_empty: bool = False
     blend: Share = 0.5
     longest: Positive = 8
     arm: Count = 0
@@ -120,18 +102,14 @@ class Choose(Composite):
         super().__post_init__()
         self._require(self.arm < len(self.drafters), "arm", "the number of one of method.drafters")
         for part in self.drafters:
-            if not isinstance(part, Drafter):
-                continue
-            if part.needs.overlap:
+            needs = part.needs if isinstance(part, Drafter) else Needs()
+            passes = needs.draft_model or needs.heads
+            scored = self.policy != "hedge" or not passes or getattr(part, "scores_rows", False)
+            if needs.overlap or not scored:
                 raise ConfigurationError(
-                    f"method={self.name} cannot hold {part.name}, which drafts while the target "
-                    "reads its draft. Leave it out."
-                )
-            passes = part.needs.draft_model or part.needs.heads
-            if self.policy == "hedge" and passes and not getattr(part, "scores_rows", False):
-                raise ConfigurationError(
-                    f"method={self.name} with policy=hedge scores each part at each step, and a "
-                    f"draft of {part.name} costs passes. Type method.policy=ucb, or leave it out."
+                    f"method={self.name} cannot hold {part.name}: it works beside the target, or "
+                    "policy=hedge would pay for drafts that are not played. Leave it out, or try "
+                    "method.policy=ucb."
                 )
         self._forget()
 
@@ -141,97 +119,67 @@ class Choose(Composite):
 
     @property
     def own_needs(self) -> Needs:
-        return Needs(
-            max_nodes=max(part.needs.max_nodes for part in self.parts),
-            # Regrets and rewards come of drafts: no text alone brings them back.
-            tokens_only=self.policy == "fixed" or self.state_scope == "turn",
-        )
+        suffice = self.policy in ("hedge", "fixed")  # no text alone brings rewards back
+        return Needs(max_nodes=max(p.needs.max_nodes for p in self.parts), tokens_only=suffice)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        # Compiles, or loads what was compiled before, outside any clock.
-        matched(NO_TOKENS, NO_TOKENS, NO_TOKENS)
-        hedge_weights(self._regrets)
+        matched(NO_TOKENS, NO_TOKENS, NO_TOKENS)  # compiled here, outside any clock
+        hedge_weights(np.zeros(1))
 
     def reset(self) -> None:
         super().reset()
         self._forget()
 
     def _forget(self) -> None:
-        self._regrets = np.zeros(len(self.drafters))
-        self._plays, self._rewards = np.zeros_like(self._regrets), np.zeros_like(self._regrets)
-        self._past: list[_PastStep] = []
-        self._guesses: dict[int, list[int]] = {}
-        self._played: list[int] = []
-        self._asks, self._asks_s = 0, 0.0
+        self._plays, self._rewards = np.zeros((2, len(self.drafters)))
 
     def begin(self, state: DecodeState) -> None:
         super().begin(state)
-        self._past, self._played, self._drafts_now = [], [], -1
-        self._guesses = {
-            i: [] for i, part in enumerate(self.parts) if isinstance(part, HeadDrafter)
-        }
-        self._asks, self._asks_s = 0, 0.0
         self._random = np.random.default_rng([state.seed, _STREAM])
+        self._regrets = np.zeros(len(self.drafters))
+        self._open: list[_OpenStep] = []
+        self._guesses: list[list[int]] = [[] for _ in self.drafters]
+        self._played: list[int] = []
+        self._asking_s, self._drafts_now = 0.0, -1
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        drafts: dict[int, DraftTree] = {}
+        drafts: Drafts = [None] * len(self.drafters)
         if self.policy == "hedge":
             drafts = yield from self._ask(state)
             self._settle(state)
-        played = self._choose(drafts)
+        played = self._drafts_now = self._choose(drafts)
         self._played.append(played)
-        self._drafts_now = played
-        tree = drafts.get(played)
-        if tree is None:
-            tree = yield from self.parts[played].drafting(state)
         if self.policy == "hedge":
-            awake = self._awake(drafts)
             scored = np.zeros(len(self.drafters))
-            self._past.append(_PastStep(state.length, played, drafts, awake, scored))
-        return tree
+            self._open.append(_OpenStep(state.length, played, drafts, scored))
+        tree = drafts[played]
+        return (yield from self.parts[played].drafting(state)) if tree is None else tree
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        played, drafted = self._drafts_now, len(outcome.tree)
-        self._drafts_now = -1
-        if played >= 0:
-            self._plays[played] += 1
-        if drafted:
+        played, self._drafts_now = self._drafts_now, -1
+        if drafted := len(outcome.tree):
             accepted = len(outcome.path)
             reach = min(accepted / self.longest, 1.0)
             self._rewards[played] += self.blend * reach + (1 - self.blend) * accepted / drafted
+        self._plays[played] += played >= 0
         # Of a draft that was not theirs the others see what was committed, and the root's row.
-        hidden, logits, choices = outcome.tree_hidden, outcome.logits, outcome.next_tokens
-        other = replace(
-            outcome,
-            tree=DraftTree.empty(),
-            path=NO_TOKENS,
-            next_tokens=None if choices is None else choices[:1],
-            logits=None if logits is None else logits[:1],
-            tree_hidden=None if hidden is None else {i: rows[:1] for i, rows in hidden.items()},
-        )
+        logits = None if outcome.logits is None else outcome.logits[:1]
+        none = DraftTree.empty()
+        other = replace(outcome, tree=none, path=NO_TOKENS, next_tokens=None, logits=logits)
         for i, part in enumerate(self.parts):
             part.observe(state, outcome if i == played else other)
 
     def report(self) -> dict[str, ReportValue]:
-        """Add the part of each step, and the drafts that were asked for and not played."""
-        names = [part.name for part in self.parts]
-        played = [names[i] for i in self._played]
-        asks: dict[str, ReportValue] = {
-            "unplayed_drafts": self._asks,
-            "unplayed_drafts_s": self._asks_s,
-        }
-        return {**super().report(), "played": played, **asks}
+        """Add the part of each step, and the seconds of asking parts under ``hedge``."""
+        played = [self.parts[i].name for i in self._played]
+        return {**super().report(), "played": played, "asking_s": self._asking_s}
 
-    # -- the choice ------------------------------------------------------------------------------
-
-    def _choose(self, drafts: Mapping[int, DraftTree]) -> int:
+    def _choose(self, drafts: Drafts) -> int:
         if self.policy == "fixed":
             return self.arm
         if self.policy == "hedge":
             weights = hedge_weights(self._regrets)
-            awake = weights * self._awake(drafts)
-            weights = awake / awake.sum() if awake.any() else weights
             if self.draw:
                 return int(self._random.choice(len(weights), p=weights))
             return int(weights.argmax())
@@ -243,65 +191,50 @@ class Choose(Composite):
         bonus = np.sqrt(2 * math.log(self._plays.sum()) / self._plays)
         return int((self._rewards / self._plays + bonus).argmax())
 
-    def _awake(self, drafts: Mapping[int, DraftTree]) -> BoolArray:
-        """Mark the parts that may be drawn, ``[parts]``: all, or those with a draft."""
-        if not self.skip_empty:
-            return np.ones(len(self.drafters), dtype=np.bool_)
-        return np.array([i not in drafts or len(drafts[i]) > 0 for i in range(len(self.drafters))])
-
-    # -- hedge: what each part would have scored -------------------------------------------------
-
-    def _ask(self, state: DecodeState) -> ModelWork[dict[int, DraftTree]]:
+    def _ask(self, state: DecodeState) -> ModelWork[Drafts]:
         """Ask parts without passes for drafts, and heads for their guesses after each token."""
-        start, drafts = time.perf_counter(), {}
-        for i, part in enumerate(self.parts):
+        start = time.perf_counter()
+        drafts: list[DraftTree | None] = []
+        for guesses, part in zip(self._guesses, self.parts, strict=True):
             if isinstance(part, HeadDrafter):
-                self._guesses[i] += (yield from part.first_guesses(state)).tolist()
+                guesses += (yield from part.first_guesses(state)).tolist()
+                drafts.append(None)
             else:
-                drafts[i] = yield from part.drafting(state)
-        self._asks += len(self.drafters) - 1
-        self._asks_s += time.perf_counter() - start
+                drafts.append((yield from part.drafting(state)))
+        self._asking_s += time.perf_counter() - start
         return drafts
 
     def _settle(self, state: DecodeState) -> None:
         """Add to the regrets what the text has decided since the last step."""
-        past, self._past = self._past, []
-        for step in past:
-            after = state.tokens[step.length :]
-            lengths, undecided = np.zeros(len(self.drafters)), False
-            for i, part in enumerate(self.parts):
+        steps, self._open = self._open, []
+        for step in steps:
+            text, lengths, more = state.tokens[step.length :], np.zeros_like(step.scored), False
+            for i, (part, draft) in enumerate(zip(self.parts, step.drafts, strict=True)):
                 if isinstance(part, HeadDrafter):
                     guesses = self._guesses[i][step.length - state.n_prompt - 1 :]
                     draft = DraftTree.chain(np.array(guesses[: part.max_levels], dtype=np.int64))
-                else:
-                    draft = step.drafts[i]
+                assert draft is not None
                 tokens = (
                     draft.tokens if draft.aux is None else np.where(draft.aux, -1, draft.tokens)
                 )
-                lengths[i], more = matched(tokens, draft.parents, after)
-                undecided |= bool(more)
+                lengths[i], open_ended = matched(tokens, draft.parents, text)
+                more |= bool(open_ended)
             if self.loss == "token":
-                lengths, undecided = np.minimum(lengths, 1), len(after) == 0
-            gain = lengths - step.scored
-            self._regrets += (gain - gain[step.played]) * step.awake
-            step.scored = lengths
-            if undecided:
-                self._past.append(step)
+                lengths, more = np.minimum(lengths, 1), False
+            gain, step.scored = lengths - step.scored, lengths
+            self._regrets += gain - gain[step.played]
+            self._open += [step] * more
 
 
 @njit(cache=True)
 def matched(tokens: Array, parents: Array, text: Array) -> tuple[int, bool]:
-    """Count the tokens of ``text`` on the tree's longest path along it.
-
-    Returns:
-        The count, and whether the tree has nodes left beyond a path that holds all of ``text``.
-    """
+    """Count the tokens of ``text`` along the tree, and tell whether the tree goes on behind all."""
     depths = np.full(len(parents) + 1, -1)  # by row; row 0 is the root, -1 is off the text
     depths[0] = longest = 0
     for node in range(len(parents)):
         depth = depths[parents[node] + 1]
         if depth == len(text):
-            return longest, True
+            return depth, True
         if depth >= 0 and tokens[node] == text[depth]:
             depths[node + 1] = depth + 1
             longest = max(longest, depth + 1)

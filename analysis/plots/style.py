@@ -38,7 +38,7 @@ _FAMILIES = {
         "cacheback ngram_map ngram_mod ngrammys pld rest sam ssd suffix_decoding",
     ),
     "the model's own passes": ("#009E73", "jacobi logitspec lookahead racer token_recycling"),
-    "trained heads": ("#D55E00", "dflash dspark eagle eagle2 eagle3 hydra medusa"),
+    "trained heads": ("#D55E00", "dflash dspark eagle eagle2 eagle3 hydra medusa mtp"),
     "draft models": ("#AA3377", "card opt_tree ouroboros pearl sps"),
     "combined": ("#E69F00", "adaptive choose sam_eagle2 suffix_else_head union"),
     "plain decoding": ("#AAAAAA", "ar oracle random_drafts"),

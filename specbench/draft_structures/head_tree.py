@@ -1,12 +1,16 @@
-"""A fixed tree filled with a trained head's candidates: shared by Medusa, Hydra, EAGLE-1."""
+"""Trees of a trained head's candidates: fixed ones, and those that grow where the head is sure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from specbench.config.schema import Count, Positive
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import DraftContext, DraftTree, Needs
+from specbench.draft_structures.marginal_tree import top_log_probs
 from specbench.draft_structures.static_tree import StaticTree, tree_files, tree_of_knobs
 from specbench.errors import ConfigurationError
 from specbench.models.heads.drafter import HeadDrafter
@@ -95,3 +99,93 @@ class FixedTreeDrafter(HeadDrafter):
             self._tree.parents[:n],
             sources=self._node_ranks[:n],
         )
+
+
+@dataclass(kw_only=True, eq=False)
+class DynamicTreeDrafter(HeadDrafter):
+    """Drafts the likeliest nodes of a tree that is grown level by level.
+
+    Attributes:
+        head: the head's name in ``pair.heads``, a folder or a hub id.
+        total: rows of the target pass, the root among them.
+        depth: levels below the first: the tree has one more.
+        top_k: nodes read of each level, and children made of each.
+    """
+
+    total: Positive = 60
+    depth: Count = 5  # 0: one level
+    top_k: Positive = 10
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, path_probs=True)
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        ids = self._head.target_ids
+        self._n_ids = context.vocab_size if ids is None else len(ids)
+
+    @property
+    def max_nodes(self) -> int:
+        return max(1, min(self.total - 1, self.top_k + self.depth * self.top_k**2))
+
+    @property
+    def _levels(self) -> int:
+        return min(self.depth + 1, self.total - 1)  # a node needs all nodes above it
+
+    @property
+    def _nodes_read(self) -> int:
+        return max(1, self.depth * self.top_k)
+
+    def _growing(
+        self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
+    ) -> ModelWork[torch.Tensor]:
+        """Return ids, parents and path probabilities, the likeliest first, ``[3, n]`` float64."""
+        head = self._head
+        scores, ids = top_log_probs((yield from head.scoring(feature)), self.top_k)
+        k = scores.shape[1]
+        scores, ids = scores[0], head.to_target_ids(ids[0])
+        # All nodes, in the order of their creation.
+        all_ids, all_scores = [ids], [scores]
+        parents = [torch.full_like(ids, -1)]
+        # The nodes to read next: their numbers among all nodes, and their parents' features and
+        # numbers among read nodes.
+        best = torch.arange(k, device=self._device)
+        above = feature.expand(k, -1)
+        read = torch.full_like(best, -1)
+        n_nodes = k
+        for level in range(levels - 1):
+            out = yield from head.extending(ids, above, read)
+            gained, children = top_log_probs((yield from head.scoring(out)), self.top_k)
+            children = head.to_target_ids(children).flatten()
+            gained = (scores[:, None] + gained).flatten()
+            all_ids.append(children)
+            all_scores.append(gained)
+            parents.append(best[:, None].expand(-1, k).flatten())
+            chosen = _first(gained, k)
+            ids, scores, best = children[chosen], gained[chosen], n_nodes + chosen
+            row = chosen // k
+            above, read = out[row], level * k + row
+            n_nodes += k * k
+        # A child scores at most as high as its parent and comes later: the best nodes are a tree.
+        every_score = torch.cat(all_scores)
+        if number is not None:
+            beyond = torch.arange(n_nodes, device=self._device) >= k + (number - 1) * k * k
+            every_score = every_score.masked_fill(beyond, -torch.inf)
+        top = _first(every_score, min(self.total - 1, n_nodes))
+        index = torch.full((n_nodes + 1,), -1, device=self._device)
+        index[top] = torch.arange(len(top), device=self._device)
+        nodes = (torch.cat(all_ids)[top], index[torch.cat(parents)[top]], every_score[top].exp())
+        return torch.stack([part.double() for part in nodes])  # ids are exact in it
+
+    def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
+        k = min(self.top_k, self._n_ids)
+        n_nodes = k + (levels - 1) * k * k
+        # The only copy to the host per draft.
+        tokens, above, probs = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
+        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), path_probs=probs.copy())
+
+
+def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices of the ``count`` largest, largest first; the first of equals wins."""
+    return scores.argsort(descending=True, stable=True)[:count]

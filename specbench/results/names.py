@@ -23,6 +23,7 @@ METHODS = {
     "logitspec": "LogitSpec",
     "lookahead": "Lookahead",
     "medusa": "Medusa",
+    "mtp": "MTP",
     "ngram_map": "ngram-map",
     "ngram_mod": "ngram-mod",
     "ngrammys": "N-Grammys",

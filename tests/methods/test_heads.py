@@ -14,6 +14,7 @@ from methods.dflash import DFlash, DSpark
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
+from methods.mtp import Mtp
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
 from methods.suffix_decoding import SuffixDecoding
@@ -207,6 +208,7 @@ WIDE = {
                   Medusa(levels=[3])],
         max_nodes=16, fill="priority",
     ),
+    "mtp": lambda: Mtp(total=8, depth=2, top_k=3),
     "choose": lambda: Choose(
         drafters=[PromptLookup(num_tokens=4), Eagle2(total=20, depth=2, top_k=5),
                   Hydra(levels=[6, 8])],
@@ -239,7 +241,7 @@ def check_exact(architecture, names, folder, monkeypatch):
 def test_output_is_plain_decoding_s(tmp_path, monkeypatch):
     check_exact(
         "qwen3",
-        ("dflash_tree", "dspark", "hydra", "eagle2", "eagle3", "choose"),
+        ("dflash_tree", "dspark", "hydra", "eagle2", "eagle3", "mtp", "choose"),
         tmp_path,
         monkeypatch,
     )
@@ -254,7 +256,9 @@ def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*TREE, "choose", "sam_eagle2", "suffix_else_head", "union"])
+@pytest.mark.parametrize(
+    "name", [*TREE, "choose", "mtp", "sam_eagle2", "suffix_else_head", "union"]
+)
 def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     sampling = Sampling(1.0)
     heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)

@@ -288,12 +288,14 @@ class TrainedHead(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
+        self.compiled = None
+        if not self.compilable:
+            return
         join: Any = self.join
         groups = [group for layer in self.layers for group in linears_of_layer(layer)]
         groups += [] if join is None else [[join]]
         packed = all(isinstance(linear, PackedLinear) for group in groups for linear in group)
-        self.compiled = None
-        if packed and self.compilable and self.shape.window is None:
+        if packed and self.shape.window is None:
             self.compiled = CompiledHead(list(self.layers), self.shape, join, self.cache.rows)
             self.cache.few = MOST_ROWS
 

@@ -96,6 +96,34 @@ def eagle(bias=True, qkv_bias=False, hidden=HIDDEN):
     return config, random_tensors(EagleHead(target(hidden), shape, bias=bias))
 
 
+def mtp(n_mtp=1, hidden=HIDDEN, vocab=VOCAB, below=46):
+    """GLM-4.5's layers behind the ``below`` of its target, as its checkpoint has them."""
+    config = LAYER | {
+        "model_type": "glm4_moe", "hidden_size": hidden, "vocab_size": vocab, "head_dim": 8,
+        "num_hidden_layers": below, "num_nextn_predict_layers": n_mtp, "use_qk_norm": True,
+        "moe_intermediate_size": 8, "n_routed_experts": 3, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1, "n_shared_experts": 1, "max_position_embeddings": 512,
+        "eos_token_id": None, "pad_token_id": None,
+    }  # fmt: skip
+    mlp = {"gate_proj": (8, hidden), "up_proj": (8, hidden), "down_proj": (hidden, 8)}
+    experts = [f"experts.{i}" for i in range(3)] + ["shared_experts"]
+    shapes = {
+        **dict.fromkeys(["enorm", "hnorm", "shared_head.norm", "input_layernorm"], (hidden,)),
+        "post_attention_layernorm": (hidden,), "eh_proj": (hidden, 2 * hidden),
+        "self_attn.q_proj": (32, hidden), "self_attn.k_proj": (16, hidden),
+        "self_attn.v_proj": (16, hidden), "self_attn.o_proj": (hidden, 32),
+        "self_attn.q_norm": (8,), "self_attn.k_norm": (8,), "mlp.gate": (3, hidden),
+        **{f"mlp.{expert}.{name}": mlp[name] for expert in experts for name in mlp},
+    }  # fmt: skip
+    names = {
+        f"model.layers.{below + i}.{name}.weight": shape
+        for i in range(n_mtp)
+        for name, shape in shapes.items()
+    }
+    biases = [f"model.layers.{below + i}.mlp.gate.e_score_correction_bias" for i in range(n_mtp)]
+    return config, random_tensors(torch.nn.Module(), **names, **dict.fromkeys(biases, (3,)))
+
+
 def draft_vocabulary(vocab=VOCAB):
     """``d2t`` and ``t2d`` of a third of the first ids and of the last two, never of all."""
     size = min(DRAFT_VOCAB, vocab - 1)
@@ -163,6 +191,7 @@ def save_each(folder, vocab=VOCAB, shape=None):
         "eagle3": (eagle3(hidden, vocab), "model.safetensors"),
         "dflash": (dflash(hidden, vocab), "model.safetensors"),
         "dspark": (dspark(hidden, vocab), "model.safetensors"),
+        "mtp": (mtp(hidden=hidden, vocab=vocab), "model.safetensors"),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, (head, file) in heads.items():
