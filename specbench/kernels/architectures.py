@@ -101,8 +101,6 @@ WITHOUT_EFFECT = frozenset(
 )
 
 _FEATURES = {
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "position_bias": "a bias by distance",
     "indices": "sparse attention",
     "block_indices": "sparse attention",

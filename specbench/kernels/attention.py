@@ -20,6 +20,7 @@ from specbench.kernels.architectures import ELSE, WITHOUT_EFFECT, refuse_argumen
 from specbench.kernels.static_rows import StaticRows, uses_triton
 
 ATTENTION_NAME = "specbench"
+_PIECE = 512  # rows of a prompt whose scores are written out at once
 
 
 @dataclass(slots=True)
@@ -107,6 +108,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -119,6 +121,7 @@ def attend(
             ``plan.sequences``, where it has any.
         attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask (Gemma-2).
+        s_aux: ``[heads]`` attention sinks: the score of one more key whose value is 0 (gpt-oss).
 
     Returns:
         ``[batch, rows, heads, head_dim]`` and None (no attention weights).
@@ -132,8 +135,9 @@ def attend(
     if plan.sequences:
         # Sequence by sequence over its own keys: each gets what it would get alone.
         parts = query.split([rows for rows, _ in plan.sequences], 2)
+        options = (None, scaling, sliding_window, softcap, s_aux)
         attended = [
-            attend(module, part, keys, values, None, scaling, sliding_window, softcap, plan)[0]
+            attend(module, part, keys, values, *options, plan)[0]
             for part, keys, values, (_, plan) in zip(parts, key, value, plan.sequences, strict=True)
         ]
         return torch.cat(attended, 1), None
@@ -144,7 +148,7 @@ def attend(
             from specbench.kernels import row_kernels
 
             rows = query.transpose(1, 2)
-            args = (plan.static, scaling, sliding_window, softcap, None)
+            args = (plan.static, scaling, sliding_window, softcap, s_aux)
             return row_kernels.attend(rows, key, value, *args), None
         additive = plan.static.mask(key.shape[2], sliding_window or 0, query.dtype)
         plan, sliding_window = AttentionPlan(mask=additive), None
@@ -154,8 +158,8 @@ def attend(
     if mask is not None:
         mask = plan.on(mask, query.device)
     groups = query.shape[1] // key.shape[1]
-    if softcap is not None:
-        return _capped(query, key, value, mask, causal, scaling, softcap), None
+    if softcap is not None or s_aux is not None:
+        return _written_out(query, key, value, mask, causal, scaling, softcap, s_aux), None
     kernel = torch.nn.functional.scaled_dot_product_attention
     if groups > 1 and not query.is_cpu and not causal:
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
@@ -170,32 +174,50 @@ def attend(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _capped(
+def _written_out(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     causal: bool,
     scaling: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute attention with capped scores step by step: no kernel of torch caps them.
+    """Compute attention with capped scores or sinks step by step: torch has no kernel for them.
 
-    As transformers has it, with the softmax in float32 whatever the dtype.
+    As transformers has it, with the softmax in float32 whatever the dtype where scores are capped,
+    and otherwise in their own. Long prompts are read in pieces: each row is computed alone, and
+    the scores of all rows would be as many as heads times rows times keys.
     """
-    batch, heads, rows, size = query.shape
+    batch, heads, rows = query.shape[:3]
+    if rows > _PIECE:
+        pieces = []
+        for first in range(0, rows, _PIECE):
+            part = slice(first, min(first + _PIECE, rows))
+            seen = slice(part.stop if causal else None)
+            masked = None if mask is None else mask[..., part, seen]
+            read = (query[:, :, part], key[:, :, seen], value[:, :, seen], masked)
+            pieces.append(_written_out(*read, causal, scaling, softcap, sinks))
+        return torch.cat(pieces, 1)
     # Rows of a key head's queries side by side: keys and values are not repeated.
-    by_key_head = folded_heads(query, key.shape[1])
-    scores = softcap * torch.tanh(by_key_head @ key.transpose(2, 3) * scaling / softcap)
+    scores = folded_heads(query, key.shape[1]) @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     scores = scores.view(batch, heads, rows, -1)
+    keys = scores.shape[3]
     if causal:
-        ahead = torch.ones(rows, scores.shape[3], dtype=torch.bool, device=query.device).triu(1)
+        ahead = torch.ones(rows, keys, dtype=torch.bool, device=query.device).triu(1 + keys - rows)
         scores = scores.masked_fill(ahead, torch.finfo(scores.dtype).min)
     if mask is not None:
         scores = scores + mask
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    out = weights.view(batch, key.shape[1], -1, key.shape[2]) @ value
-    return out.view(batch, heads, rows, size).transpose(1, 2).contiguous()
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(1, heads, 1, 1).expand(batch, -1, rows, 1)
+        scores = torch.cat([scores, column], 3)
+    weights = torch.softmax(scores, -1, dtype=None if softcap is None else torch.float32)
+    weights = weights[..., :keys].to(query.dtype).reshape(batch, key.shape[1], -1, keys)
+    out = (weights @ value).view(batch, heads, rows, -1)
+    return out.transpose(1, 2).contiguous()
 
 
 def folded_heads(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
