@@ -47,7 +47,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, build_verifier
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
-from specbench.kernels.architectures import keeps_states, usable_context
+from specbench.kernels.architectures import has_latents, keeps_states, usable_context
 from specbench.kernels.cuda_graphs import check_device
 from specbench.kernels.weight_forms import is_quantised
 from specbench.models import loading
@@ -235,6 +235,11 @@ class Session:
             remarks.append(
                 "prompts end in the end-of-text token, as the chat template or the question's text "
                 "has it there: models may take their answer for finished."
+            )
+        if has_latents(self._model.model):
+            remarks.append(
+                "keys and values of the whole text are expanded from latents in every pass, of one "
+                "row as of many: drafts cost less here than where they are cached."
             )
         return [*remarks, *self._model.notes]
 
@@ -619,6 +624,8 @@ def make_target(
         reason = "its weights are quantised" if is_quantised(model) else no_graphs(model)
         if config.batch.size > 1 and drafts:
             reason = "a draft model's passes for a batch have another number of rows each"
+        if has_latents(model):
+            reason = "keys and values are expanded from latents"
         if keeps_states(model):
             reason = "layers keep a state"
         if reason is None:

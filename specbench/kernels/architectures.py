@@ -138,6 +138,11 @@ def keeps_states(model: PreTrainedModel) -> bool:
     return not STATEFUL.isdisjoint(kinds)
 
 
+def has_latents(model: PreTrainedModel) -> bool:
+    """Return True if each pass expands the whole text's keys and values from cached latents."""
+    return bool(getattr(model.config.get_text_config(), "kv_lora_rank", None))
+
+
 def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: int) -> int | None:
     """Find the longest text for which our passes equal the model's; None: no such limit.
 
@@ -150,11 +155,6 @@ def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: in
             go beyond a switch; names the feature.
     """
     config = model.config.get_text_config()
-    if getattr(config, "kv_lora_rank", None):
-        raise ConfigurationError(
-            f"{subject}: multi-head latent attention (kv_lora_rank) has keys and values of unequal "
-            f"sizes, which this project's cache does not hold. {ELSE}"
-        )
     if config.model_type in _STATES:
         raise ConfigurationError(f"{subject} {_STATES[config.model_type]}. {ELSE}")
     switches = _switches(config)

@@ -23,6 +23,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.turn import SlotDraft
 from specbench.errors import CaseFailed, ConfigurationError
+from specbench.kernels.architectures import has_latents
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import CompiledPass
@@ -68,17 +69,18 @@ class BatchTarget:
         draft_bytes: of draft models' caches, for each token of a sequence.
 
     Raises:
-        ConfigurationError: layers keep a state, or the machine has no memory for so many
-            sequences; says how many fit.
+        ConfigurationError: layers keep a state or latents, or the machine has no memory for so
+            many sequences; says how many fit.
     """
 
     def __init__(
         self, target: Target, size: int, max_nodes: int | None = None, draft_bytes: int = 0
     ) -> None:
-        if target.kernel_files:
+        latents = "with latents (kv_lora_rank)" if has_latents(target.model) else ""
+        kind = "that keep a state" if target.kernel_files else latents
+        if kind:
             raise ConfigurationError(
-                f"batch.size={size}: layers that keep a state read one text at a time. "
-                "Type batch.size=1."
+                f"batch.size={size}: layers {kind} read one text at a time. Type batch.size=1."
             )
         self._target, self._size, self._most = target, size, max_nodes
         self._draft_bytes = draft_bytes

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from specbench.errors import ConfigurationError
+from specbench.kernels.architectures import ELSE
+
 _IDS = [[1, 2]]
 
 
@@ -38,7 +41,11 @@ class LayerLayout:
 
 @torch.inference_mode()
 def read_layout(model: PreTrainedModel) -> list[LayerLayout]:
-    """Run a pass of two rows and describe each layer of the cache that it filled; untimed."""
+    """Run a pass of two rows and describe each layer of the cache that it filled; untimed.
+
+    Raises:
+        ConfigurationError: an indexer has a cache besides.
+    """
     cache = DynamicCache(config=model.config)
     ids = torch.tensor(_IDS, device=model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
@@ -46,6 +53,11 @@ def read_layout(model: PreTrainedModel) -> list[LayerLayout]:
         input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True,
         logits_to_keep=1,
     )  # fmt: skip
+    if any(getattr(layer, "is_indexer_initialized", False) for layer in cache.layers):
+        raise ConfigurationError(
+            "layers choose the rows that they attend to by an indexer, whose cache this project "
+            f"lacks. {ELSE}"
+        )
     return [_layer_layout(layer, model.device) for layer in cache.layers]
 
 

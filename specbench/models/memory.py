@@ -58,9 +58,11 @@ def _text(model: Any) -> int:
 
 def _text_bytes(model: Any) -> int:
     """Estimate keys and values of its whole context, of 4,096 tokens at most."""
-    kv_heads, size = _heads(model.shape_config)
-    layers = model.shape_config["num_hidden_layers"]
-    return int(2 * layers * kv_heads * size * _BYTES.get(str(model.dtype), 4) * _text(model))
+    kv_heads, size = _heads(shape := model.shape_config)
+    # Of latents the cache holds one compressed vector, and what is rotated.
+    latents = shape["qk_rope_head_dim"] + rank if (rank := shape.get("kv_lora_rank")) else 0
+    numbers = shape["num_hidden_layers"] * (latents or 2 * kv_heads * size)
+    return int(numbers * _BYTES.get(str(model.dtype), 4) * _text(model))
 
 
 def _heads(shape: Any) -> tuple[int, int]:

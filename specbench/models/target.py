@@ -79,9 +79,9 @@ class Target:
         self.dtype: torch.dtype = model.dtype
         self.hidden_value = torch.finfo(self.dtype).min
         self.windows = window_sizes(model)
+        self.layout = read_layout(model)
         install(model)
         self.kernel_files = kernel_files(model)
-        self.layout = read_layout(model)
         self.packed_weights = prepare(model, packed_bytes)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
