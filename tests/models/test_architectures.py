@@ -248,7 +248,7 @@ def build(name, dtype=torch.float32, width=32, spread=0.4, seed=0, noise=0.0):
     for key in ("hidden_size", "n_embd", "intermediate_size", "ffn_dim", "word_embed_proj_dim"):
         if key in sizes and width != 32:
             sizes[key] = sizes[key] * width // 32
-    if "head_dim" in sizes and width != 32:
+    if "head_dim" in sizes and "kv_lora_rank" not in sizes and width != 32:
         sizes["head_dim"] = width // 4
     model = network(AutoConfig.for_model(model_type, **sizes), dtype, seed)
     for weight in model.parameters():
@@ -377,11 +377,12 @@ PAGE = """# Architectures
 Checked on {date} with {versions}, on a CPU.
 `make check-architectures` makes this page again.
 
-Before a run measures anything, it compares logits of a chain and of a tree through this project's
-attention, cache and masks with those of the model as transformers loads it. The model's own passes
-of one row and of many differ, too; a difference over {times} times as large refuses the run (exit
-code 2), and so do passes of its own that are further apart than roundings can be. An architecture
-that is not on this page is checked like any other when it is loaded.
+Before a run measures anything, it compares logits of a chain, of a tree, and behind half a path of
+that tree through this project's attention, cache and masks with those of the model as transformers
+loads it. The model's own passes of one row and of many differ, too; a difference over {times} times
+as large refuses the run (exit code 2), and so do passes of its own that are further apart than
+roundings can be. An architecture that is not on this page is checked like any other when it is
+loaded.
 
 Below are tiny models with random weights. Outputs of {tokens} tokens in float64 to {prompts}
 prompts, plain and with random draft trees, are compared with `generate`.

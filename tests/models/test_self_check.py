@@ -11,6 +11,8 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specbench.errors import ConfigurationError
 from specbench.kernels import attention
@@ -22,6 +24,7 @@ from specbench.models.checks import self_check
 from specbench.models.checks.self_check import measure_spread
 from specbench.models.graph_target import GraphTarget
 from specbench.models.hidden_states import decoder_layers as layers
+from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
 from tests.conftest import tiny_model
 from tests.models import test_architectures as tiny
@@ -43,9 +46,12 @@ _SCALES = {
     "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0,
     "embedding_multiplier": 3.0,
 }  # fmt: skip
+_INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
 _AHEAD = {"use_bidirectional_attention": True, "head_dim": 8}
 # Beside those of the page: what else a check must get right.
 MORE = {
+    "Youtu, one size": ("youtu", tiny._LATENT | {"qk_rope_head_dim": 8}),
+    "DeepSeek-V3.2": ("deepseek_v32", tiny._LATENT | _INDEXER),
     "Granite, scaled": ("granite", _SCALES),
     "Ministral-3": ("ministral3", {"rope_parameters": _SCALED_ROPE, "head_dim": 8}),
     "Llama-4, scaled by rows": ("llama4_text", _LLAMA_4),
@@ -116,7 +122,7 @@ def test_a_run_without_drafts_is_checked_by_its_one_row_passes():
     target, result = self_check.checked(
         model, lambda m: Target(m, max_len=60, max_nodes=0), subject="x", longest=60
     )
-    assert target.max_nodes == 0 and result.difference.keys() == {"chain", "tree"}
+    assert target.max_nodes == 0 and result.difference.keys() == {"chain", "tree", "continuation"}
     # No hook stays that the run would pay for.
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -324,11 +330,50 @@ def swap_layers(cache):
 
 
 def stale_row(cache):
-    cache.storage[..., cache.length - 2, :] = cache.storage[..., cache.length - 3, :]
+    for storage in cache._storage:
+        storage[..., cache.length - 2, :] = storage[..., cache.length - 3, :]
 
 
 def lost_row(cache):
-    cache.storage[..., cache.length - 3, :] = 0
+    for storage in cache._storage:
+        storage[..., cache.length - 3, :] = 0
+
+
+def swap_keys_and_values(cache):
+    for keys, values in cache._layers:
+        keys[:], values[:] = values.clone(), keys.clone()
+
+
+def committing(change):
+    """``change(cache, commit, rows, count)`` in place of ``cache.commit``."""
+
+    class Planted(Target):
+        def new_cache(self, *args):
+            cache = super().new_cache(*args)
+            cache.commit = partial(change, cache, cache.commit)
+            return cache
+
+    return Planted
+
+
+def commit_keys_alone(cache, commit, rows, count, retained=0):
+    before = [values.clone() for _, values in cache._layers]
+    commit(rows, count, retained)
+    for (_, values), old in zip(cache._layers, before, strict=True):
+        values[:] = old
+
+
+def commit_all_states(cache, commit, rows, count, retained=0):
+    """The state goes on behind all rows of the pass, as if all were accepted."""
+    KVCache.commit(cache, rows, count)
+    for layer in cache.layers.values():
+        if layer.window is not None:
+            layer.commit(None, layer.window.shape[-1] - layer.inputs.shape[-1])
+
+
+def other_heads(arguments):
+    if arguments.get("s_aux") is not None:
+        arguments["s_aux"] = arguments["s_aux"].roll(1)
 
 
 def see_a_sibling(mask, rows):
@@ -378,7 +423,7 @@ FAULTS = {
     "window narrower by one": (window_by(-1), ("Mistral, window", "Gemma-2, soft-capping")),
     "window ignored": (
         attending(lambda a: a.update(sliding_window=None)),
-        ("Mistral, window", "Gemma-3"),
+        ("Mistral, window", "Gemma-3", "gpt-oss"),
     ),
     "positions shifted": (
         other_positions(lambda positions, length: positions + int(length > 0)),
@@ -387,7 +432,7 @@ FAULTS = {
     "depths in order": (other_positions(in_order), ("Mistral, window", "OPT")),
     "rotary base": (
         setting(lambda m: [(own_rotary(m), "inv_freq", own_rotary(m).inv_freq ** 1.05)]),
-        ("Llama", "GPT-NeoX"),
+        ("Llama", "GPT-NeoX", "DeepSeek-V3"),
     ),
     "positions of scaled attention forgotten": (
         setting(lambda m: [(m.config.rope_parameters, "llama_4_scaling_beta", 0.0)]),
@@ -398,9 +443,21 @@ FAULTS = {
         setting(lambda m: [(layers(m)[1], "forward", lambda x, *_, **__: x)]),
         ("Llama", "Gemma"),
     ),
-    "a stale row": (after_prompt(stale_row), ("Llama", "GPT-2", "Mixtral")),
-    "a lost row": (after_prompt(lost_row), ("Mistral, window", "OPT")),
+    "a stale row": (after_prompt(stale_row), ("Llama", "GPT-2", "Mixtral", "DeepSeek-V2")),
+    "a lost row": (after_prompt(lost_row), ("Mistral, window", "OPT", "DeepSeek-V3")),
+    "sinks dropped": (attending(lambda a: a.update(s_aux=None)), ("gpt-oss", "Granite, window")),
+    "sinks of other heads": (attending(other_heads), ("gpt-oss", "Flint")),
+    "keys and values swapped": (after_prompt(swap_keys_and_values), ("Llama", "Youtu, one size")),
     "layers' rows swapped": (after_prompt(swap_layers), ("Llama", "Cohere")),
+}
+# Only what follows a commit shows these.
+COMMITS = {
+    "rows of a path stay": (
+        committing(lambda _, commit, rows, count, *more: commit(None, count, *more)),
+        ("Mistral, window", "Llama", "DeepSeek-V3"),
+    ),
+    "keys alone": (committing(commit_keys_alone), ("Llama", "DeepSeek-V2")),
+    "states of all rows": (committing(commit_all_states), ("Qwen3-Next", "Bamba", "LFM2")),
 }
 PAIRS = [(fault, name) for fault, (_, names) in FAULTS.items() for name in names]
 QUICK_FAULTS = [p for p in PAIRS if p[1] in ("Llama", "Qwen2") or p[0].startswith("window ")]
@@ -413,6 +470,26 @@ def test_a_fault_of_ours_is_found(pair):
     width, spread = ((32, 0.02), (192, 0.1), (32, 0.4))[len("".join(pair)) % 3]
     with pytest.raises(ConfigurationError, match=SAID):
         check(build(pair[1], width, spread), FAULTS[pair[0]][0])
+
+
+@pytest.mark.parametrize(
+    "pair",
+    slow_but(
+        [("keys alone", "Llama"), ("states of all rows", "LFM2")],
+        [(fault, name) for fault, (_, names) in COMMITS.items() for name in names],
+    ),
+)
+def test_a_fault_of_a_commit_is_found(pair):
+    fault, name = pair
+    with pytest.raises(ConfigurationError, match=r"continuation differ.*what a commit keeps"):
+        check(build(name, spread=0.4), COMMITS[fault][0])
+
+
+@pytest.mark.parametrize("make", [Target, partial(GraphTarget, drafts=True)])
+def test_a_draft_models_commit_is_checked(make):
+    assert "continuation" in check(build("Llama"), make, drafts=True).difference
+    with pytest.raises(ConfigurationError, match="continuation differ"):
+        check(build("Llama"), COMMITS["rows of a path stay"][0], drafts=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -516,23 +593,21 @@ def test_our_own_nan_is_refused(monkeypatch):
 # -- faults of the model itself, and what is not computed here -------------------------------------
 
 REFUSED = {
-    "gpt-oss": "attention sinks",
     "Llama-4": "beyond 16 tokens attention is chunked",
     "StableLM": rf"{SAID} by .* layer 0 .*StableLmAttention",
     "Nemotron": rf"{SAID} by .* layer 0 .*NemotronAttention",
-    "DeepSeek-V3": "multi-head latent attention",
+    "DeepSeek-V3.2": "choose the rows that they attend to by an indexer",
     "Phi-3, LongRoPE past its switch": r"beyond 40 tokens LongRoPE .* model\.context_length=28",
     "Llama, dynamic RoPE outgrown": "beyond 40 tokens dynamic RoPE",
     "GPT-J": "GPTJForCausalLM computes attention itself",
-    "Mamba": "layers of kind linear_attention keep a state",
-    "LFM2": "layers of kind conv keep a state",
+    "Mamba": "reads several rows behind a text from an empty state",
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("gpt-oss", "StableLM", "DeepSeek-V3"), REFUSED))
+@pytest.mark.parametrize("name", slow_but(("StableLM",), REFUSED))
 def test_features_that_are_not_computed_here_are_refused_by_name(name):
     with pytest.raises(ConfigurationError, match=REFUSED[name]) as caught:
-        tiny.checked_target(tiny.build(name))
+        tiny.checked_target(build(name, spread=0.4))
     assert caught.value.exit_code == 2
 
 
@@ -594,6 +669,31 @@ def test_soft_capping_is_the_formula(causal):
             assert torch.allclose(out[0, i, head], expected, atol=1e-6, rtol=0)
 
 
+@given(st.data())
+def test_sinks_are_one_more_key_without_a_value(data):
+    """Against the formula over whole matrices, in one piece and in several."""
+    draw = partial(data.draw, st.integers(1, 6))
+    batch, groups, kv_heads, rows = (draw() for _ in range(4))
+    causal = data.draw(st.booleans())
+    keys = rows if causal else draw()
+    torch.manual_seed(draw())
+    query = heads(batch, groups * kv_heads, rows)
+    key, value = heads(batch, kv_heads, keys), heads(batch, kv_heads, keys)[..., :5]
+    sinks = data.draw(st.sampled_from([0.0, 2.0, 8.0])) * torch.randn(len(query[0])).double()
+    hidden = torch.rand(rows, keys) < data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    if causal:
+        hidden = torch.ones(rows, keys).triu(1).bool()
+    mask = hidden.double() * torch.finfo(torch.float64).min
+    plan = AttentionPlan(mask=None if causal else mask[None, None], causal=causal)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_PIECE", draw())
+        out, _ = attend(torch.nn.Module(), query, key, value, None, s_aux=sinks, plan=plan)
+    scores = query @ key.repeat_interleave(groups, 1).mT / 8**0.5 + mask
+    weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp()[:, None, None])
+    expected = weights @ value.repeat_interleave(groups, 1)
+    torch.testing.assert_close(out, expected.transpose(1, 2), atol=1e-12, rtol=0)
+
+
 def test_gemma_2_answers_as_transformers_does():
     assert equal_answers("Gemma-2, soft-capping") == 6
 
@@ -601,8 +701,10 @@ def test_gemma_2_answers_as_transformers_does():
 def test_attention_swallows_no_argument_that_it_does_not_know():
     q = heads(1, 2, 3)
     attend(torch.nn.Module(), q, q, q, None, position_ids=None, use_cache=True, s_aux=None)
-    with pytest.raises(ConfigurationError, match=r"Linear .* s_aux \(attention sinks\), tail"):
-        attend(torch.nn.Linear(1, 1), q, q, q, None, s_aux=torch.zeros(2), tail=3)
+    with pytest.raises(
+        ConfigurationError, match=r"Linear .* position_bias \(a bias by distance\), tail"
+    ):
+        attend(torch.nn.Linear(1, 1), q, q, q, None, position_bias=torch.zeros(2), tail=3)
 
 
 def test_layers_on_another_device_get_the_mask_there():

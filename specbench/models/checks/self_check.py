@@ -1,10 +1,11 @@
 """The self-check: a model reads here what it reads in transformers, or no run begins.
 
 Our target has an attention, a cache and masks of its own, and on a CPU whole passes. Before
-anything is measured, logits after a prompt, of a chain and of a tree are compared with the logits
-of the model as transformers loaded it: its attention, its cache, one branch at a time. Passes of
-one row and of many round differently in transformers, too. This spread is measured, and our logits
-may differ from transformers' by a few times as much.
+anything is measured, logits after a prompt, of a chain, of a tree, and of the text that goes on
+behind half a path of that tree are compared with the logits of the model as transformers loaded it:
+its attention, its cache, one branch at a time. Passes of one row and of many round differently in
+transformers, too. This spread is measured, and our logits may differ from transformers' by a few
+times as much.
 
 The spread has a ceiling, or it could excuse anything: a model is refused if its passes in
 transformers disagree by more than rounding can explain.
@@ -24,7 +25,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specbench.arrays import IntArray
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.architectures import ELSE, is_mixture, scaled_every, window_sizes
@@ -49,6 +50,8 @@ _PROMPT, _CHAIN = 16, 6  # tokens
 # Most nodes have an earlier one that they must not see, and depths do not follow the order.
 _PARENTS: IntArray = np.array([-1, -1, 0, 1, 1, 2, 4, 3], dtype=np.int64)
 _ROWS = 1 + len(_PARENTS)
+_HALF: IntArray = np.array([1, 4], dtype=np.int64)  # of a path, with siblings between
+_CONTINUATION = "continuation"
 # The last row's number in its pass, less what it may be at most by its depth: a step in what
 # positions do shall lie between both.
 _BEFORE_STEP = 5
@@ -66,7 +69,9 @@ class SelfCheck:
     Attributes:
         prompt: tokens of the text.
         spread, tolerance: of the model's own passes; None where it has no finite logits.
-        difference: the largest between our logits and the model's own, by part of the check.
+        difference: the largest between our logits and the model's own, by part of the check:
+            of a chain, of a tree, and of a tree's row that is read once half of its path is
+            committed.
         lengths: by sliding window, or by what else depends on a text's length, whether the text was
             long enough. Where it was not, only the model's configuration speaks for us.
         moved: of ``positions``, where the model's own passes of one row and of many choose
@@ -171,14 +176,16 @@ def checked(
     if not finite:  # as after an overflow: its cases will fail, and say so
         return target, SelfCheck(len(texts[0].prompt), None, None, {}, lengths)
     difference = {part: float(rows.max()) for part, rows in smallest.items()}
-    part, largest = max(difference.items(), key=lambda item: item[1])
-    if largest > tolerance:
-        packed = target.packed_weights["products"]
+    apart = [(part, largest) for part, largest in difference.items() if largest > tolerance]
+    for part, largest in apart[:1]:  # what is wrong in a chain goes on to be wrong
+        packed, where = target.packed_weights["products"], "what a commit keeps"
+        if part != _CONTINUATION:
+            where = _first_to_differ(target, texts[0], references[0])
         raise ConfigurationError(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
             f"from its own attention's and cache's, whose passes of one row and of many "
             f"differ by {spread.value:.2g} (allowed: {tolerance:.2g}). First to "
-            f"differ: {_first_to_differ(target, texts[0], references[0])}. "
+            f"differ: {where}. "
             f"{'Type engine.packed.enabled=false to do without one call.' if packed else ELSE}"
         )
     return target, SelfCheck(
@@ -290,7 +297,11 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
     many = [chain, _read(model, [*text.prompt, *tokens], keep=len(tokens)).logits[0]]
     same = torch.stack([single_rows.argmax(-1) == other.argmax(-1) for other in many]).all(0)
     return _ReferenceRows(
-        logits={"chain": torch.cat([prompt_pass.logits[0], chain]), "tree": tree[0]},
+        logits={
+            "chain": torch.cat([prompt_pass.logits[0], chain]),
+            "tree": tree[0],
+            _CONTINUATION: tree[0],
+        },
         hidden={"chain": chain_states, "tree": tree[1:]},
         spread=measure_spread(single_rows, *many, typical=is_mixture(model)),
         moved=int((~same).sum()),
@@ -344,13 +355,27 @@ def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tens
         root = target.append(torch.tensor([text.root], device=target.device)).logits.clone()
     for part, tree in trees.items():
         if not drafts:
-            rows[part] = target.forward(text.root, tree).logits.clone()
+            scores = target.forward(text.root, tree)
+            rows[part] = scores.logits.clone()
             continue
         visible, depths = visibility(torch.from_numpy(tree.parents).to(target.device))
         ids = torch.as_tensor(tree.tokens, device=target.device)
         below = target.extend(ids, visible[1:, 1:], depths[1:] - 1).logits
         rows[part] = torch.cat([root, below])
         target.cache.retained = 0
+    path = _HALF if len(tree) == len(_PARENTS) else NO_TOKENS
+    if not drafts and scores.verified is not None:
+        path = scores.verified[0]  # the pass itself has kept its rows
+    last = int(path[-1]) if len(path) else -1
+    rows[_CONTINUATION] = rows["tree"].clone()
+    for child in np.flatnonzero(tree.parents == last)[:1]:
+        if drafts:
+            target.cache.commit(torch.from_numpy(path), len(path))
+            following = target.append(torch.from_numpy(text.nodes[[child]]).to(target.device))
+        else:
+            target.commit(tree, path)
+            following = target.forward(int(text.nodes[child]), DraftTree.empty())
+        rows[_CONTINUATION][child + 1] = following.logits[-1]
     return {**rows, "chain": torch.cat([prompt, rows["chain"]])}
 
 
