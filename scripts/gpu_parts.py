@@ -1,9 +1,11 @@
 """The parts of `gpu_visit.py`: what each runs, how long it may take and what it must show.
 
-The third visit's parts, of kernels that are still to be written, come after the second's.
+The third visit's parts, of kernels that are still to be written, come after the second's; the
+fourth trains heads, and goes on at each visit.
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,13 +15,14 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 PROJECT = Path(__file__).resolve().parents[1]
 CORE = ("specbench/kernels", "specbench/models", "specbench/decoding", "specbench/system")
@@ -127,6 +130,7 @@ def command_fields(device: str, work: Path) -> dict[str, str]:
         "rows": f"[{'1,2,4' if trial else '1,2,4,8,16,32,48,64,96,128'}]",
         "sizes": "--trial --repeats=1" if trial else "--repeats=3",
         "labels": ",".join(labels),
+        "lessons": ".cache/heads_smollm2_135m_live",
         "run": f"{python} run.py model=smollm2_135m {on} generation.max_new_tokens=64",
         "end": f"{few}output_dir={folder}/run",
     }
@@ -253,12 +257,29 @@ def _energy(result: Any, work: Path) -> str | None:
     return _wrong((abs(power / watched - 1) <= 0.1, f"{power:.0f} W, watched {watched:.0f} W"))
 
 
+def lessons_learnt(result: Any, work: Path) -> str | None:
+    """Require that each head's held-out loss fell, and that the pieces hold all heads."""
+    pieces = b"".join(path.read_bytes() for path in sorted(work.glob("live.tgz.*")))
+    with tarfile.open(fileobj=io.BytesIO(pieces)) as archive:
+        cards = [n for n in archive.getnames() if n.endswith("training.json")]
+        facts = [json.load(cast(IO[bytes], archive.extractfile(name))) for name in cards]
+    losses = {f["name"]: [float(p.split()[-1]) for p in f["curve"].values()] for f in facts}
+    idle = [name for name, curve in losses.items() if curve[-1] >= curve[0]]
+    return _wrong((len(cards) >= 4 and not idle, f"learnt nothing: {idle}, of {[*losses]}"))
+
+
 _WARM = (
     "import torch, methods.token_recycling, specbench.decoding.tree\n"
     "import specbench.draft_structures.lookahead\n"
     "x = torch.ones(4, device='cuda'); g = torch.cuda.CUDAGraph()\n"
     "with torch.cuda.graph(g): y = 2 * x + 1\n"
     "g.replay(); torch.cuda.synchronize(); assert y.tolist() == [3.0] * 4"
+)
+# The folder of texts and heads in pieces, for a machine that is lent and takes large files from
+# nobody; each replaces its last state at once, so that a kill costs a minute.
+PACK = (
+    "pack() {{ tar cz --exclude='*.partial' -C {lessons} . | split -b 15M -d -a 1 - {work}/$1. && "
+    "for f in {work}/$1.*; do mv $f {work}/live.tgz.${{f##*.}}; done; }}; "
 )
 _GPU_TESTS = "tests/fake_cuda/test_decoding.py"
 _TESTED = (*CORE, "methods", "tests/fake_cuda", "tests/conftest.py", "tests/models/heads")
@@ -348,5 +369,12 @@ PARTS = (
         "{run} model.dtype=float32 measure=energy dataset.limit=6 method=pld "
         "'compare=[eagle2]' {end}",
         _energy, RUNS, True,
+    ),
+    Part(
+        "heads", 4, 540,
+        PACK + "(while sleep 60; do pack half; done) & loop=$!; "
+        "{python} -m scripts.training heads --minutes=8 --device={device} --work={lessons}; "
+        "code=$?; kill $loop; pack last; rm -f {work}/half.*; exit $code",
+        lessons_learnt, ("scripts/training",), True,
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scripts import gpu_crash, gpu_visit
-from scripts.gpu_parts import PARTS, Part
+from scripts.gpu_parts import PACK, PARTS, Part, lessons_learnt
 from specbench.paths import PROJECT
 
 # Each part leaves something running that would say so.
@@ -102,8 +102,29 @@ def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
     assert "kernels: condition met" in (tmp_path / "progress.txt").read_text()
 
 
+def test_heads_come_back_in_pieces_and_must_have_learnt(tmp_path):
+    lessons, work = tmp_path / "lessons", tmp_path / "work"
+    work.mkdir()
+    for i, curve in enumerate([(4, 3), (9, 8), (5, 4), (7, 7)]):
+        (lessons / f"heads/h{i}").mkdir(parents=True)
+        facts = {"name": f"h{i}", "curve": {f"visits {n}": f"loss {n}" for n in curve}}
+        (lessons / f"heads/h{i}/training.json").write_text(json.dumps(facts))
+    (lessons / "texts").write_bytes(random.Random(0).randbytes(15 * 2**20))
+    command = (PACK + "pack half").format(lessons=lessons, work=work)
+    subprocess.run(["bash", "-c", command], check=True)
+    assert [path.name for path in sorted(work.iterdir())] == ["live.tgz.0", "live.tgz.1"]
+    assert "learnt nothing: ['h3']" in lessons_learnt({}, work)
+    facts = {"name": "h3", "curve": {"visits 1": "loss 7", "visits 2": "loss 6"}}
+    (lessons / "heads/h3/training.json").write_text(json.dumps(facts))
+    subprocess.run(["bash", "-c", command], check=True)
+    assert lessons_learnt({}, work) is None
+    (work / "live.tgz.1").unlink()
+    with pytest.raises(EOFError):
+        lessons_learnt({}, work)
+
+
 def test_parts_fit_into_two_commands_of_ten_minutes():
-    for number in (1, 2):
+    for number in (1, 2, 4):
         assert sum(p.limit_s for p in PARTS if p.visit == number) <= 560
     for part in PARTS:
         for source in part.sources:
