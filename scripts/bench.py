@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 from analysis.runs.cli import add_command, parser_of, reporting_errors
 from analysis.runs.load import load_runs
+from methods.eagle import Eagle2
 from specbench.config.compose import compose, to_config
 from specbench.config.schema import (
     FLOAT32_WEIGHTS,
@@ -47,14 +48,17 @@ from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.device import seconds, synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftContext, DraftTree
+from specbench.decoding.protocols import TargetInfo
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, first_line
 from specbench.kernels.cuda_graphs import check_device
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.models.graph_target import GraphTarget
+from specbench.models.heads import eagle
 from specbench.models.heads import folder as head_folder
+from specbench.models.heads.layer_shape import read_shape
 from specbench.models.loading import choose_device, load_model, load_tokenizer, shape_model
 from specbench.models.target import Target
 from specbench.results.fitted_table import FittedTable
@@ -331,7 +335,8 @@ def gpu(options: Options) -> Results:
     bandwidth: reads of the memory. loops: plain decoding eagerly, over graphs and in
     transformers' generate; and the clock of CUDA events against the wall. static: generate with its
     compiled static cache, which does not leave the GPU's memory as it was, alone. kernels:
-    microseconds of a pass by family of kernels.
+    microseconds of a pass by family of kernels. passes: milliseconds of passes in torch's, Triton's
+    and exact kernels, in turns. heads: of EAGLE-2's drafts by a random head.
     """
     cuda_settings.fix()
     with torch.inference_mode():
@@ -438,11 +443,73 @@ def profile_pass(target: GraphTarget, rows: int) -> dict[str, Any]:
     return times | {"longest_us": longest}
 
 
+def measure_passes(options: Options) -> Results:
+    """Measure milliseconds of passes by kernels, rows and tokens before, in turns."""
+    model = random_model(options.overrides)
+    on_gpu, tokens = model.device.type == "cuda", 1 if options.trial else 20
+    contexts, many = ((32,), (1, 8)) if options.trial else ((128, 448, 960, 1900), (1, 8, 64))
+    sizes: dict[str, Any] = {"max_len": max(contexts) + 64, "max_nodes": 63, "capture": on_gpu}
+    kernels: dict[str, dict[str, Any]] = {
+        "torch": {},
+        "triton": {"fused": True},
+        "exact": {"fused": True, "exact": True},
+    }
+    targets = {name: GraphTarget(model, **sizes, **more) for name, more in kernels.items()}
+    read = bandwidth.FastestRead(model.device, 1 << (20 if options.trial else 30))
+    read.measure()
+    times: dict[str, dict[str, float]] = {name: {} for name in targets}
+    for context in contexts:
+        for target in targets.values():
+            target.prefill(np.arange(3, 3 + context) % 200)
+        for n in many:
+            calls = {name: partial(_verified_pass, target, n) for name, target in targets.items()}
+            for name, timed in in_turns(calls, range(tokens + 2), warm_ups=2).items():
+                times[name][f"{n}/{context}"] = 1e3 * min(s for s, _ in timed)
+    if on_gpu:
+        targets["exact"].compare_rows()
+    yield {
+        "rows": times,
+        "read_ms": 1e3 * bandwidth.streamed_bytes(model) / read.bytes_per_s,
+        "exact": targets["exact"].describe().get("exact", ""),
+    }
+
+
+def _verified_pass(target: GraphTarget, rows: int, _: int) -> None:
+    tree = DraftTree.chain(np.arange(rows - 1))
+    GreedyVerifier().verify(tree, target.forward(7, tree))
+
+
+def measure_heads(options: Options) -> Results:
+    """Measure milliseconds of EAGLE-2's drafts with a random head of the model's size."""
+    model = random_model(options.overrides)
+    target = GraphTarget(model, fused=True, max_len=256, max_nodes=63)
+    shape = read_shape(model.config.to_dict(), options.part)
+
+    class RandomHead(Eagle2):
+        def _load(self, folder: Path, target: TargetInfo) -> eagle.EagleHead:
+            with torch.device(target.device):
+                return eagle.EagleHead(target.embeddings, shape).to(model.dtype).eval()
+
+    drafter = RandomHead()
+    drafter.setup(DraftContext(target.vocab_size, frozenset(), max_len=256, target=target,
+                               heads={"eagle": Path()}))  # fmt: skip
+    state = DecodeState(np.arange(3, 131), 64)
+    state.buffer[state.length], state.length = 7, state.length + 1
+    states = torch.randn(128, shape.hidden_size, dtype=model.dtype, device=model.device)
+    drafter.observe_prompt_hidden(state.tokens[:-1], {AFTER_FINAL_NORM: states})
+    drafter.begin(state)
+    draft = partial(drafter.propose, state)
+    taken = [1e3 * seconds(draft, target.device) for _ in range(options.repeats + 9)]
+    yield {"rows": {"eagle2": {"draft_ms": min(taken[2:]), **drafter.report()}}}
+
+
 GPU_PARTS: dict[str, Callable[[Options], Results]] = {
     "bandwidth": measure_bandwidth,
     "loops": measure_loops,
     "static": measure_loops,
     "kernels": measure_kernels,
+    "passes": measure_passes,
+    "heads": measure_heads,
 }
 
 

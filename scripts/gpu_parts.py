@@ -1,7 +1,6 @@
 """The parts of `gpu_visit.py`: what each runs, how long it may take and what it must show.
 
-The third visit's parts, of kernels that are still to be written, come after the second's; the
-fourth trains heads, and goes on at each visit.
+The fourth visit trains heads, and goes on at each visit.
 """
 
 import contextlib
@@ -257,6 +256,25 @@ def _energy(result: Any, work: Path) -> str | None:
     return _wrong((abs(power / watched - 1) <= 0.1, f"{power:.0f} W, watched {watched:.0f} W"))
 
 
+def _passes(result: Any, work: Path) -> str | None:
+    if not (ms := result["rows"]["triton"]).keys() >= {"1/128", "64/128", "1/960"}:
+        return None  # a trial
+    share, equal = result["read_ms"] / ms["1/128"], re.match(r"(\d+) of (\d+) ", result["exact"])
+    return _wrong(
+        (share >= 0.7, f"one row reads at {share:.0%}"),
+        (ms["1/960"] <= 1.05 * ms["1/128"], f"960/128: {ms['1/960'] / ms['1/128']:.2f}"),
+        (ms["64/128"] <= 1.16 * ms["1/128"], f"64/1: {ms['64/128'] / ms['1/128']:.2f}"),
+        (bool(equal and equal[1] == equal[2]), f"exact: {result['exact'] or 'not compared'}"),
+    )
+
+
+def _drafts(result: Any, work: Path) -> str | None:
+    row = result["rows"]["eagle2"]
+    took, launched = row["draft_ms"], row.get("launched_drafts", 0)
+    return _wrong((result["trial"] or took <= 1.7, f"a draft takes {took:.2f} ms"),
+                  (not launched, f"{launched} drafts launched"))  # fmt: skip
+
+
 def lessons_learnt(result: Any, work: Path) -> str | None:
     """Require that each head's held-out loss fell, and that the pieces hold all heads."""
     pieces = b"".join(path.read_bytes() for path in sorted(work.glob("live.tgz.*")))
@@ -371,6 +389,11 @@ PARTS = (
         _energy, RUNS, True,
     ),
     Part(
+        "parity", 3, 90, "{pytest} tests/kernels/test_row_kernels.py --junitxml={work}/tests.xml",
+        _any, ("specbench/kernels", "tests/kernels/test_row_kernels.py"), True,
+    ),
+    Part("passes", 3, 120, _BENCH + "passes {large} {sizes} {out}", _passes, BENCH),
+    Part("drafts", 3, 60, _BENCH + "heads {large} {sizes} {out}", _drafts, BENCH),
         "heads", 4, 540,
         PACK + "(while sleep 60; do pack half; done) & loop=$!; "
         "{python} -m scripts.training heads --minutes=8 --device={device} --work={lessons}; "

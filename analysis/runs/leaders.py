@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.settings import setting_texts
+from specbench.results.conditions import roofline_warnings
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.counted import WRONG, wrong_output_texts
 from specbench.results.statistics.pairs import Ranking, rank_labels
@@ -119,6 +120,10 @@ def sentence_of(comparison: ComparedRuns) -> str:
             system_sentence(run.records, run.labels, run.baseline, run.seed)
             for run in comparison.runs
         )
+    for run in comparison.runs:
+        rows = [r for e in comparison.entries if e.run is run for r in e.rows.values()]
+        if refused := [w for w in roofline_warnings(run.manifest, rows) if w.code == "NO_HEADLINE"]:
+            return refused[0].text
     names = [comparison.name_of(entry) for entry in entries]
     return ranking.sentence(names, comparison.timing, comparison.unit)
 

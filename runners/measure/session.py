@@ -526,6 +526,8 @@ def make_session(
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
     )
     target, check = self_check.checked(model.model, make, subject=subject, longest=max_len)
+    if isinstance(target, GraphTarget) and config.engine.exact == "rows":
+        target.compare_rows()
     model = replace(
         model,
         context_length=min(model.context_length, usable or model.context_length),
@@ -644,6 +646,11 @@ def make_target(
                 folder=Path(config.cache_dir) / "products",
             )
         log.warning("engine=graph runs eagerly: %s", reason)
+    if config.engine.exact != "off" and not drafts:
+        raise ConfigurationError(
+            "`engine.exact` must be off where passes are not CUDA graphs, got "
+            f"{config.engine.exact}. {reason or 'This engine is eager'}."
+        )
     target = Target(
         model,
         max_len=max_len,

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.device import fill, to_device
 from specbench.decoding.sampling import Sampling, Uniforms, sample
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.turn import SlotDraft
 from specbench.errors import CaseFailed
@@ -397,6 +397,7 @@ class GraphTarget(GraphRecorder, Target):
         self._fused = layers if fused else "engine.fused_layers=false"
         if fused and isinstance(self._fused, str):
             log.warning("engine.fused_layers: %s, and passes run its own layers", self._fused)
+        self._compared = ""
         self.begin_recording()
         Target.__init__(self, model, **kwargs)
 
@@ -471,6 +472,30 @@ class GraphTarget(GraphRecorder, Target):
         free = self.cache.max_len - self.cache.length
         fitting = [bucket for bucket in ROW_BUCKETS if bucket <= free]
         return (fitting[-1] if fitting and free <= ROW_BUCKETS[-1] else free) - 1
+
+    @torch.inference_mode()
+    def compare_rows(self) -> None:
+        """Compare each row of chains with a pass of that row alone, bit for bit; untimed.
+
+        `describe` tells the result. What the cache holds is lost.
+        """
+        random, most = np.random.default_rng(0), min(self.max_nodes, 63)
+        texts = [n for n in (1, 40, 200, 1000) if n + most < self.cache.max_len]
+        n_equal = n_rows = 0
+        for n in texts:
+            text, chain = np.split(random.integers(0, self.vocab_size, n + most), [n])
+            self.prefill(text)
+            tree = DraftTree.chain(chain[1:])
+            logits = self.forward(int(chain[0]), tree).logits.clone()
+            for row, token in enumerate(chain):
+                alone = self.forward(int(token), DraftTree.empty()).logits[0]
+                n_equal, n_rows = n_equal + torch.equal(alone, logits[row]), n_rows + 1
+                self.commit(DraftTree.empty(), NO_TOKENS)
+        self.cache.reset()
+        kind = str(self.dtype).removeprefix("torch.")
+        self._compared = (
+            f"{n_equal} of {n_rows} rows of chains equal rows alone, bit for bit ({kind})"
+        )
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -561,9 +586,10 @@ class GraphTarget(GraphRecorder, Target):
 
     def describe(self) -> Passes:
         layers = self._fused if isinstance(self._fused, str) else "fused"
-        return Passes(
+        passes = Passes(
             engine="graph", graphs=list(self.graphs), eager=dict(self.reasons), layers=layers
         )
+        return passes | {"exact": self._compared} if self._compared else passes
 
     def _choose(self, tree: DraftTree, hidden_layers: tuple[int, ...]) -> StaticPass | None:
         batch, rows = 1, len(tree) + 1

@@ -37,6 +37,8 @@ from specbench.results.tasks import OVERALL
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 _SLOW_BASELINE = 0.5  # share of the bandwidth below which a run warns
+_HEADLINE_FROM = 0.7  # the share that a model of a GPU below must reach for a headline
+_LARGE_BYTES = 2_000_000_000  # of its weights: a billion of 16 bits; smaller ones are launch-bound
 _IMPOSSIBLE = 1 - 1e-9  # a share from which on plain decoding itself was the fastest read
 _LISTED = 24  # labels in a sentence
 _THINKING = "enable_thinking"  # the chat templates' word for it (Qwen 3 and others)
@@ -77,6 +79,8 @@ _DECIDING = {
     "speedups as rough.",
     "SLOW_BASELINE": "SLOW BASELINE: ar takes {share} of the read bandwidth, so each speedup is "
     "partly due to a slow baseline.",
+    "NO_HEADLINE": "NO HEADLINE: ar takes {share} of the read bandwidth, where a large model on a "
+    "GPU can take {least}, so part of each speedup is a slow baseline.",
     "SLOW_ROW": "SLOW BASELINE: passes of more rows take less time than ar's of one row "
     "({prices}), so each speedup is partly due to a slow baseline.",
     "BASELINE_LAUNCHED": "SLOW BASELINE: ar's passes are not CUDA graphs ({reason}), so it waits "
@@ -203,6 +207,7 @@ def conditions(
         "sampling": _sampling(records, manifest),
         "hardware": hardware_text(manifest),
         "engine": _engines(records) or ", ".join(filter(None, own_engine)),
+        "exact rows": (manifest.timed_model.passes or Passes()).get("exact", ""),
         "server build": _builds(manifest),
         "sequences at once": _batch(records),
         "users at once": str(manifest.setting("server", "concurrency") or ""),
@@ -444,7 +449,11 @@ def warnings(
     busy, slow = [*_machine(records)], [*roofline_warnings(manifest, rows)]
     if any(warned.code == "BUSY" for warned in busy):
         # Other programs took the CPU, and may be why plain decoding was slow.
-        slow = [warned for warned in slow if warned.code not in ("SLOW_BASELINE", "MEMORY")]
+        slow = [
+            warned
+            for warned in slow
+            if warned.code not in ("SLOW_BASELINE", "MEMORY", "NO_HEADLINE")
+        ]
     return [
         *_kinds(records, manifest),
         *(_warn("LEFT_OUT", label=k, reason=reason) for k, reason in (left_out or {}).items()),
@@ -507,11 +516,22 @@ def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> Iter
         yield _warn("BASELINE_LAUNCHED", reason=reason)
     shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}
     share = shares.get(OVERALL)
-    if share is not None and share < _SLOW_BASELINE:
+    if headline := no_headline(manifest, share):
+        yield headline
+    elif share is not None and share < _SLOW_BASELINE:
         stored = manifest.timed_model.weights == STORED_WEIGHTS
         yield _warn("MEMORY" if stored else "SLOW_BASELINE", share=f"{share:.0%}")
     if max((s for s in shares.values() if s), default=0.0) >= _IMPOSSIBLE:
         yield _warn("BANDWIDTH")
+
+
+def no_headline(manifest: RunManifest, share: float | None) -> Warned | None:
+    """Warn where no speedup may be a headline; ``share``: of the bandwidth, AR decoding's."""
+    model = manifest.timed_model
+    large = (model.device or "").startswith("cuda") and (model.weight_bytes or 0) >= _LARGE_BYTES
+    if not large or share is None or share >= _HEADLINE_FROM:
+        return None
+    return _warn("NO_HEADLINE", share=f"{share:.0%}", least=f"{_HEADLINE_FROM:.0%}")
 
 
 def _not_captured(model: ModelInfo) -> str:

@@ -54,6 +54,7 @@ class Passes(TypedDict, total=False):
     reason: str
     graphs: list[str]  # shapes of the captured passes
     eager: dict[str, str]  # why other passes ran eagerly, by shape
+    exact: str  # with engine.exact=rows, what the comparison of rows gave at load
     layers: str  # ``fused``, or why passes run the model's own layers
 
 

@@ -84,6 +84,9 @@ def run_summary(
     served = served_labels(records, labels, limits_of(manifest), baseline, seed)
     disturbed = disturbance(records, superseded, rows, baseline, seed)
     warned = warnings(records, manifest, rows, errors, missing, served)
+    if refused := [warning.text for warning in warned if warning.code == "NO_HEADLINE"]:
+        wrong = wrong_output_texts(wrong_outputs(records, labels), baseline)
+        compared["verdict"] = "\n".join([*wrong, *refused])
     fields = {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,

@@ -217,6 +217,14 @@ def test_rows_of_a_chain_are_bit_for_bit_rows_alone(architecture, length, rows):
     assert rows_that_differ(exact_target(architecture), length, chain) == 0
 
 
+def test_rows_are_compared_at_load(monkeypatch):
+    target = exact_target(max_len=100)
+    monkeypatch.setattr(type(target), "max_nodes", 3)
+    target.compare_rows()
+    equal = "8 of 8 rows of chains equal rows alone, bit for bit (bfloat16)"
+    assert target.describe()["exact"] == equal
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
 def test_speculative_outputs_in_bfloat16_equal_plain_ones(architecture):

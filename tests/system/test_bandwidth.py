@@ -123,6 +123,9 @@ def test_the_baselines_share_and_its_warning():
         assert warned({"model": old}) == []  # nothing is made up
         assert baseline_context(manifest_of({"model": old})).share(80.0) is None
     assert warned({"model": model}, 0.3) == ["SLOW_BASELINE"]
+    large = model | {"weight_bytes": 2_000_000_000, "device": "cuda:0"}
+    assert warned({"model": large}, 0.6) == ["NO_HEADLINE"] and warned({"model": large}, 0.7) == []
+    assert warned({"model": large | {"device": "cpu"}}, 0.6) == []
     # Unpacking blocks takes longer than to read them, and no other pass over them would be faster.
     assert warned({"model": model | {"weights": "stored"}}, 0.3) == ["MEMORY"]
 
