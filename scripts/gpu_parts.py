@@ -394,6 +394,7 @@ PARTS = (
     ),
     Part("passes", 3, 120, _BENCH + "passes {large} {sizes} {out}", _passes, BENCH),
     Part("drafts", 3, 60, _BENCH + "heads {large} {sizes} {out}", _drafts, BENCH),
+    Part(
         "heads", 4, 540,
         PACK + "(while sleep 60; do pack half; done) & loop=$!; "
         "{python} -m scripts.training heads --minutes=8 --device={device} --work={lessons}; "
