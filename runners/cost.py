@@ -31,6 +31,7 @@ from specbench.data.cases import Case
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
+from specbench.kernels.architectures import one_text_layers
 from specbench.models import loading
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
@@ -268,7 +269,7 @@ def _pass_grids(target: Target, grid: CostConfig, rng: np.random.Generator) -> d
             read_into_rows,
             lambda context, k, w: pass_s(target, drafts[k, w], context),
         )
-    if grid.texts:
+    if grid.texts and one_text_layers(target.model) is None:
         batch = BatchTarget(target, max(grid.texts), max(grid.text_rows) - 1)
         kinds["texts"] = PassGrid(
             {"texts": tuple(grid.texts), "rows": tuple(grid.text_rows), "context": contexts},

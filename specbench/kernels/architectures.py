@@ -143,6 +143,12 @@ def has_latents(model: PreTrainedModel) -> bool:
     return bool(getattr(model.config.get_text_config(), "kv_lora_rank", None))
 
 
+def one_text_layers(model: PreTrainedModel) -> str | None:
+    """Name the layers that read one text at a time; None where a pass may hold several."""
+    latents = "layers with latents (kv_lora_rank)" if has_latents(model) else None
+    return "layers that keep a state" if keeps_states(model) else latents
+
+
 def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: int) -> int | None:
     """Find the longest text for which our passes equal the model's; None: no such limit.
 

@@ -23,7 +23,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.turn import SlotDraft
 from specbench.errors import CaseFailed, ConfigurationError
-from specbench.kernels.architectures import has_latents
+from specbench.kernels.architectures import one_text_layers
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import CompiledPass
@@ -76,11 +76,9 @@ class BatchTarget:
     def __init__(
         self, target: Target, size: int, max_nodes: int | None = None, draft_bytes: int = 0
     ) -> None:
-        latents = "with latents (kv_lora_rank)" if has_latents(target.model) else ""
-        kind = "that keep a state" if target.kernel_files else latents
-        if kind:
+        if layers := one_text_layers(target.model):
             raise ConfigurationError(
-                f"batch.size={size}: layers {kind} read one text at a time. Type batch.size=1."
+                f"batch.size={size}: {layers} read one text at a time. Type batch.size=1."
             )
         self._target, self._size, self._most = target, size, max_nodes
         self._draft_bytes = draft_bytes

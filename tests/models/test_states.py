@@ -11,7 +11,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
 from specbench.kernels import recurrent
 from specbench.kernels.architectures import usable_context
-from specbench.kernels.recurrent import States
+from specbench.kernels.recurrent import LayerState, States
 from specbench.models.batch_target import BatchTarget
 from specbench.models.target import Target
 from tests.conftest import engine
@@ -137,12 +137,23 @@ def one_column_late(update):
     return fault
 
 
+def not_rolled_back(commit):
+    def fault(layer, rows, count):
+        if layer.window is not None:
+            behind = layer.recurrence(slice(None), layer.recurrent)[1]
+            commit(layer, rows, count)
+            layer.recurrent = behind
+
+    return fault
+
+
 FAULTS = {
     "states follow the order of rows": (
         recurrent, "_along_tree", lambda _: lambda rule, _, state: rule(slice(None), state)
     ),
     "convolutions follow it": (recurrent, "_tree_convolution", lambda _: lambda stock, _: stock),
     "a window one column late": (States, "update_conv_state", one_column_late),
+    "states not rolled back": (LayerState, "commit", not_rolled_back),
     "states written by a pass": (States, "run", written_by_the_pass),
 }  # fmt: skip
 
@@ -158,7 +169,7 @@ def test_a_planted_fault_is_refused_at_load(name, fault, monkeypatch):
 
 # -- every method that needs no head ---------------------------------------------------------------
 
-KINDS = ["Qwen3-Next", "Bamba", "LFM2"]
+KINDS = ["gpt-oss", "DeepSeek-V2", "Qwen3-Next", "Bamba", "LFM2"]
 
 
 @pytest.mark.slow

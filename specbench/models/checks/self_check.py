@@ -277,14 +277,16 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
         )
     tokens = [text.root, *text.chain]
     cache = copy.deepcopy(prompt_pass.past_key_values)
-    single_rows = torch.cat([_read(model, [token], cache).logits[0] for token in tokens])
+    end = len(text.prompt)
+    singles = [_read(model, [token], cache, end + i).logits[0] for i, token in enumerate(tokens)]
+    single_rows = torch.cat(singles)
     # Not by transformers' own option, which would leave a hook in every layer for the whole run.
     states, numbers = HiddenStates(model), range(len(decoder_layers(model)) + 1)
 
     def behind(ids: list[int]) -> list[torch.Tensor]:
         """Read ``ids`` after the prompt: logits, and hidden states by layer."""
         with states.collected(numbers) as hidden:
-            logits = _read(model, ids, copy.deepcopy(prompt_pass.past_key_values)).logits[0]
+            logits = _read(model, ids, copy.deepcopy(prompt_pass.past_key_values), end).logits[0]
         return [logits, *(hidden[i] for i in numbers)]
 
     chain, *chain_states = behind(tokens)
@@ -308,12 +310,13 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
     )
 
 
-def _read(model: PreTrainedModel, ids: Iterable[int], cache: Any = None, *, keep: int = 0) -> Any:
+def _read(
+    model: PreTrainedModel, ids: Iterable[int], cache: Any = None, first: int = 0, *, keep: int = 0
+) -> Any:
     row = torch.tensor([list(ids)], device=model.device)
-    # Some models (Bamba) would count positions from 0 again behind a text.
-    first = 0 if cache is None else cache.get_seq_length()
     return model(
         input_ids=row,
+        # Some models (Bamba) would count from 0 again behind a text.
         position_ids=torch.arange(first, first + row.shape[1], device=model.device)[None],
         past_key_values=cache,
         use_cache=True,
