@@ -124,10 +124,10 @@ class Recorded:
         self._graph = graph
 
     def run(self) -> None:
-        if self._graph is None:
-            self.outputs = self.device_part()
-        else:
-            with self._recorder.on_device():
+        with self._recorder.on_device():
+            if self._graph is None:
+                self.outputs = self.device_part()
+            else:
                 self._graph.replay()
 
 

@@ -30,7 +30,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROW_TILE = 16  # query rows that share a read of the keys
 KEY_TILE = 64
 MOST_SPLITS = 32  # of the cache: enough programs to use all of a GPU's memory channels
-OUTPUT_TILE, INNER_TILE = 32, 256
+OUTPUT_TILE, INNER_BYTES = 32, 512  # three stages of a product's tiles: 144 KB of shared memory
 EXACT_ROWS = 64  # rows of a product's tile: the tensor cores are idle at fewer
 
 
@@ -310,8 +310,8 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     rows, out = x.numel() // inner, x.new_empty(*x.shape[:-1], outputs)
     _product[(triton.cdiv(outputs, OUTPUT_TILE), triton.cdiv(rows, EXACT_ROWS))](
         x, weight, weight if bias is None else bias, out, rows, outputs, inner,
-        BIAS=bias is not None, M=EXACT_ROWS, N=OUTPUT_TILE, K=INNER_TILE, COPIES=INTERPRETED,
-        num_stages=4,
+        BIAS=bias is not None, M=EXACT_ROWS, N=OUTPUT_TILE, K=INNER_BYTES // x.element_size(),
+        COPIES=INTERPRETED, num_stages=3,
     )  # fmt: skip
     return out
 

@@ -7,13 +7,15 @@ from importlib.util import find_spec
 
 import torch
 
-# Whether tensors on a GPU can go through Triton, which comes with CUDA builds of torch.
+# Triton comes with CUDA builds of torch. Its interpreter, in tests, runs on a CPU.
 TRITON = torch.version.cuda is not None and find_spec("triton") is not None
+INTERPRETED = False
 
 
 def uses_triton(x: torch.Tensor) -> bool:
     """Tell whether `specbench.kernels.row_kernels` compute on ``x``, or torch's own do."""
-    return TRITON and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    here = INTERPRETED or (TRITON and x.is_cuda)
+    return here and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True)

@@ -32,12 +32,13 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _with_triton(monkeypatch):
-    monkeypatch.setattr(static_rows, "TRITON", True)
+    monkeypatch.setattr(static_rows, "INTERPRETED", DEVICE == "cpu")
 
 
 def in_float64(function, *tensors, **others):
     """The function's result in torch's operations on wide copies."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static_rows, "INTERPRETED", False)
         patch.setattr(static_rows, "TRITON", False)
         wide = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in tensors]
         return function(*wide, **others)
@@ -132,13 +133,14 @@ class Attention:
         self.query = randn(batch, kv_heads * group, rows, size, dtype=dtype)
         self.keys, self.values = randn(2, batch, kv_heads, cache, size, dtype=dtype)
 
-    def run(self, query, keys, values, window=None, softcap=None):
+    def run(self, query, keys, values, sinks=None, *, window=None, softcap=None):
         plan = AttentionPlan(static=self.static)
         self.static.masks.clear()
-        return attend(None, query, keys, values, None, 0.3, window, softcap, plan)[0]
+        options = {"sliding_window": window, "softcap": softcap, "s_aux": sinks, "plan": plan}
+        return attend(None, query, keys, values, None, 0.3, **options)[0]
 
-    def both(self, **others):
-        tensors = self.query, self.keys, self.values
+    def both(self, *sinks, **others):
+        tensors = self.query, self.keys, self.values, *sinks
         return self.run(*tensors, **others), in_float64(self.run, *tensors, **others)
 
     def row_by_row(self, window):
@@ -178,7 +180,8 @@ def test_attention_over_text_and_tree(dtype, rows, length, group, size):
         compare(actual, expected, dtype)
         if rows < 8:
             torch.testing.assert_close(expected.cpu(), case.row_by_row(window), atol=1e-12, rtol=0)
-    compare(*case.both(softcap=2.0), dtype)
+    sinks = randn(case.query.shape[1], dtype=dtype)
+    compare(*case.both(sinks, softcap=2.0), dtype)
 
 
 # -- rows of a chain are rows alone ----------------------------------------------------------------
@@ -221,7 +224,7 @@ def test_rows_are_compared_at_load(monkeypatch):
     target = exact_target(max_len=100)
     monkeypatch.setattr(type(target), "max_nodes", 3)
     target.compare_rows()
-    equal = "8 of 8 rows of chains equal rows alone, bit for bit (bfloat16)"
+    equal = "9 of 9 rows of chains equal rows alone, bit for bit (bfloat16)"
     assert target.describe()["exact"] == equal
 
 
@@ -281,7 +284,7 @@ FAULTS = {
         "split_size = split_rows(cache_rows)",
         "split_size = split_rows(cache_rows) + KEY_TILE * (rows > 1)", wrong_rows),
     "a product's tile depends on rows": (
-        "K=INNER_TILE, COPIES", "K=INNER_TILE if rows > 1 else 16, COPIES", wrong_rows),
+        "K=INNER_BYTES //", "K=16 if rows == 1 else INNER_BYTES //", wrong_rows),
 }  # fmt: skip
 
 
