@@ -1,0 +1,49 @@
+"""Methods over layers that cache something else than keys and values of one size, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.drafter import Drafter
+from specbench.models.target import Target
+from tests.conftest import engine
+from tests.contract import driver
+from tests.models.test_architectures import ARCHITECTURES, build
+
+KINDS = ["gpt-oss", "DeepSeek-V3", "Qwen3-Next", "Bamba", "LFM2"]
+MAX_LEN, NEW_TOKENS = 128, 32
+# A prompt that repeats itself, as most that methods find something in.
+PROMPTS = [np.tile(driver.toy_turn(seed)[0][:7], 4) for seed in range(20)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def target(request):
+    model_type, sizes = ARCHITECTURES[request.param]
+    model = build((model_type, sizes | {"vocab_size": driver.VOCABULARY}), torch.float64)
+    return Target(model, max_len=MAX_LEN, max_nodes=MAX_LEN, batch=16)
+
+
+def decoded(target, drafter):
+    """Outputs, and the tokens of the longest step."""
+    turns = []
+    for prompt in PROMPTS:
+        drafter.reset()
+        turns.append(engine(target).decode(prompt, drafter, max_new_tokens=NEW_TOKENS))
+    longest = max(max(turn.committed_per_step) for turn in turns)
+    return [turn.output_ids for turn in turns], longest
+
+
+@pytest.mark.slow
+def test_all_methods_without_a_head_answer_as_plain_decoding(target, tmp_path, monkeypatch):
+    expected, _ = decoded(target, Drafter(name="ar"))
+    different, longest = [], {}
+    for name in driver.method_names():
+        drafter = driver.instantiate(name)
+        if drafter.needs.heads or drafter.needs.draft_model:
+            continue
+        drafter.setup(driver.toy_context(drafter, tmp_path, monkeypatch))
+        outputs, longest[name] = decoded(target, drafter)
+        if outputs != expected:
+            different.append(name)
+    assert not different
+    assert sum(tokens > 1 for tokens in longest.values()) > 10  # methods that saw drafts accepted
