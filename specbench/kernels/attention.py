@@ -145,7 +145,8 @@ def attend(
     scaling = scaling or query.shape[3] ** -0.5
     if plan.static is not None:
         # Latents are expanded in every pass, and their keys and values differ in width.
-        if uses_triton(query) and key.shape == value.shape and key[0].is_contiguous():
+        fits = plan.static.triton and uses_triton(query)
+        if fits and key.shape == value.shape and key[0].is_contiguous():
             from specbench.kernels import row_kernels
 
             rows = query.transpose(1, 2)

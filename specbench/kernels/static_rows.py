@@ -31,6 +31,7 @@ class StaticRows:
     visible: torch.Tensor  # [batch, rows, slots] bool, of the slots from ``lengths`` on
     row_depths: torch.Tensor  # [batch, rows] positions of the rows behind ``lengths``
     key_depths: torch.Tensor  # [batch, slots] and of those slots
+    triton: bool = True  # False: torch attends, on a GPU too
     masks: dict[int, torch.Tensor] = field(default_factory=dict)  # by window; filled by use
 
     def mask(self, keys: int, window: int, dtype: torch.dtype) -> torch.Tensor:

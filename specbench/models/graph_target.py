@@ -128,7 +128,9 @@ class StaticPass(Recorded):
         self._key_depths = (
             torch.zeros(batch, slots, dtype=torch.int64, device=device) if held else self._depths
         )
-        self._static = StaticRows(lengths, first, self.visible, self._depths, self._key_depths)
+        self._static = StaticRows(
+            lengths, first, self.visible, self._depths, self._key_depths, target.triton
+        )
         self._done = torch.cuda.Event() if pinned else None
         self.outcome: Outcome | None = None  # of the last run, where it verifies
         self.select = batch_select(batch, rows, device) if batch > 1 else None
@@ -343,7 +345,7 @@ class StaticChain(Recorded):
     def _pass(
         self, ids: torch.Tensor, length: torch.Tensor, depths: torch.Tensor, seen: torch.Tensor
     ) -> torch.Tensor:
-        static = StaticRows(length, length, seen, depths, depths)
+        static = StaticRows(length, length, seen, depths, depths, self._target.triton)
         return self._target.static_layers(ids, depths + length, static, ())[0][0]
 
     def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
@@ -397,7 +399,7 @@ class GraphTarget(GraphRecorder, Target):
         self._fused = layers if fused else "engine.fused_layers=false"
         if fused and isinstance(self._fused, str):
             log.warning("engine.fused_layers: %s, and passes run its own layers", self._fused)
-        self._compared = ""
+        self._compared, self.triton = "", fused
         self.begin_recording()
         Target.__init__(self, model, **kwargs)
 
