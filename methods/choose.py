@@ -9,7 +9,7 @@ hedge      The text tells what each part's draft would have scored at a step, so
            [R]+ / c * exp([R]+^2 / 2c), where the mean of exp([R]+^2 / 2c) is e.
 ucb        Each part once, then the largest mean reward + sqrt(2 ln(steps) / its steps).
 thompson   The largest of draws from Beta(1 + rewards, 1 + steps - rewards).
-fixed      Always part number ``arm``.
+fixed      Always part number ``arm``, to compare with: a replay counts its passes exactly.
 The bandits' reward blends accepted tokens over ``longest`` and over drafted nodes, as TapOut's.
 Only the played part pays for passes. Under ``hedge`` parts that need none are all asked for drafts.
 A trained head is scored by its likeliest token after each committed state, which it reads anyway,
@@ -32,7 +32,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from annotated_types import MinLen
@@ -40,22 +40,15 @@ from numba import njit
 
 from specbench.arrays import Array, FloatArray
 from specbench.config.schema import Count, Positive, Share
+from specbench.decoding import structs
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.protocols import ModelWork
-from specbench.decoding.structs import (
-    NO_TOKENS,
-    DecodeState,
-    DraftContext,
-    DraftTree,
-    Needs,
-    ReportValue,
-    StepOutcome,
-)
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs
 from specbench.errors import ConfigurationError
 from specbench.models.heads.drafter import HeadDrafter
 
-Drafts = Sequence[DraftTree | None]  # by part; None of one that is not asked
+Drafts: TypeAlias = Sequence[DraftTree | None]  # by part; None of one that is not asked
 _STREAM = 65  # of random numbers: another one than a verifier's with the same seed
 
 
@@ -111,7 +104,7 @@ class Choose(Composite):
                     "policy=hedge would pay for drafts that are not played. Leave it out, or try "
                     "method.policy=ucb."
                 )
-        self._forget()
+        self._plays, self._rewards = np.zeros((2, len(self.drafters)))
 
     @property
     def entries(self) -> list[Any]:
@@ -122,16 +115,13 @@ class Choose(Composite):
         suffice = self.policy in ("hedge", "fixed")  # no text alone brings rewards back
         return Needs(max_nodes=max(p.needs.max_nodes for p in self.parts), tokens_only=suffice)
 
-    def setup(self, context: DraftContext) -> None:
+    def setup(self, context: structs.DraftContext) -> None:
         super().setup(context)
         matched(NO_TOKENS, NO_TOKENS, NO_TOKENS)  # compiled here, outside any clock
         hedge_weights(np.zeros(1))
 
     def reset(self) -> None:
         super().reset()
-        self._forget()
-
-    def _forget(self) -> None:
         self._plays, self._rewards = np.zeros((2, len(self.drafters)))
 
     def begin(self, state: DecodeState) -> None:
@@ -139,7 +129,7 @@ class Choose(Composite):
         self._random = np.random.default_rng([state.seed, _STREAM])
         self._regrets = np.zeros(len(self.drafters))
         self._open: list[_OpenStep] = []
-        self._guesses: list[list[int]] = [[] for _ in self.drafters]
+        self._guesses: list[list[int]] = [[] for _ in self.drafters]  # of heads
         self._played: list[int] = []
         self._asking_s, self._drafts_now = 0.0, -1
 
@@ -148,15 +138,13 @@ class Choose(Composite):
         if self.policy == "hedge":
             drafts = yield from self._ask(state)
             self._settle(state)
-        played = self._drafts_now = self._choose(drafts)
+        played = self._drafts_now = self._choose()
         self._played.append(played)
-        if self.policy == "hedge":
-            scored = np.zeros(len(self.drafters))
-            self._open.append(_OpenStep(state.length, played, drafts, scored))
+        self._open.append(_OpenStep(state.length, played, drafts, np.zeros_like(self._regrets)))
         tree = drafts[played]
         return (yield from self.parts[played].drafting(state)) if tree is None else tree
 
-    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+    def observe(self, state: DecodeState, outcome: structs.StepOutcome) -> None:
         played, self._drafts_now = self._drafts_now, -1
         if drafted := len(outcome.tree):
             accepted = len(outcome.path)
@@ -170,19 +158,18 @@ class Choose(Composite):
         for i, part in enumerate(self.parts):
             part.observe(state, outcome if i == played else other)
 
-    def report(self) -> dict[str, ReportValue]:
+    def report(self) -> dict[str, structs.ReportValue]:
         """Add the part of each step, and the seconds of asking parts under ``hedge``."""
         played = [self.parts[i].name for i in self._played]
         return {**super().report(), "played": played, "asking_s": self._asking_s}
 
-    def _choose(self, drafts: Drafts) -> int:
+    def _choose(self) -> int:
         if self.policy == "fixed":
             return self.arm
         if self.policy == "hedge":
             weights = hedge_weights(self._regrets)
-            if self.draw:
-                return int(self._random.choice(len(weights), p=weights))
-            return int(weights.argmax())
+            draws = self._random.choice(len(weights), p=weights) if self.draw else weights.argmax()
+            return int(draws)
         if self.policy == "thompson":
             failures = self._plays - self._rewards
             return int(self._random.beta(1 + self._rewards, 1 + failures).argmax())
@@ -193,14 +180,14 @@ class Choose(Composite):
 
     def _ask(self, state: DecodeState) -> ModelWork[Drafts]:
         """Ask parts without passes for drafts, and heads for their guesses after each token."""
-        start = time.perf_counter()
-        drafts: list[DraftTree | None] = []
+        start, drafts = time.perf_counter(), []
         for guesses, part in zip(self._guesses, self.parts, strict=True):
+            draft: DraftTree | None = None
             if isinstance(part, HeadDrafter):
                 guesses += (yield from part.first_guesses(state)).tolist()
-                drafts.append(None)
             else:
-                drafts.append((yield from part.drafting(state)))
+                draft = yield from part.drafting(state)
+            drafts.append(draft)
         self._asking_s += time.perf_counter() - start
         return drafts
 
@@ -210,15 +197,15 @@ class Choose(Composite):
         for step in steps:
             text, lengths, more = state.tokens[step.length :], np.zeros_like(step.scored), False
             for i, (part, draft) in enumerate(zip(self.parts, step.drafts, strict=True)):
-                if isinstance(part, HeadDrafter):
+                if draft is None:
+                    assert isinstance(part, HeadDrafter)
                     guesses = self._guesses[i][step.length - state.n_prompt - 1 :]
                     draft = DraftTree.chain(np.array(guesses[: part.max_levels], dtype=np.int64))
-                assert draft is not None
-                tokens = (
-                    draft.tokens if draft.aux is None else np.where(draft.aux, -1, draft.tokens)
+                aux = False if draft.aux is None else draft.aux
+                lengths[i], undecided = matched(
+                    np.where(aux, -1, draft.tokens), draft.parents, text
                 )
-                lengths[i], open_ended = matched(tokens, draft.parents, text)
-                more |= bool(open_ended)
+                more |= bool(undecided)
             if self.loss == "token":
                 lengths, more = np.minimum(lengths, 1), False
             gain, step.scored = lengths - step.scored, lengths

@@ -367,8 +367,8 @@ class TrainedHead(nn.Module):
         return ids if self.target_ids is None else self.target_ids[ids]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Compute logits ``[..., head's vocab]`` of guessed features."""
-        raise NotImplementedError
+        """Compute logits ``[..., head's vocab]`` of guessed features, here after a final norm."""
+        return self.target.logits(features)
 
     def key(self, *parts: Hashable) -> Hashable:
         """Key the calls that can share a pass; copies of a head share its modules."""

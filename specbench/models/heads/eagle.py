@@ -45,10 +45,6 @@ class EagleHead(TrainedHead):
         out: torch.Tensor = self.layers[0](self.fc(torch.cat([tokens, features], dim=-1)), rows)
         return out
 
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Compute logits ``[..., vocab]`` of guessed features, which include the final norm."""
-        return self.target.logits(features)
-
 
 def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> EagleHead:
     """Load the EAGLE-1 or EAGLE-2 head in ``folder``.

@@ -69,6 +69,11 @@ class LayerShape:
     head_norms: bool = False  # Qwen3's norms of each head's query and key
     window: int | None = None  # tokens that attention looks back
 
+    @property
+    def cached_rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and their size of a row's keys, and of its values."""
+        return ((self.n_kv_heads, self.head_dim),) * 2
+
     def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
         """Compute float64 radians per position ``[head_dim / 2]``, and the tables' factor."""
         if self.rope_scaling is None:

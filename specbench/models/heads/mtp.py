@@ -7,8 +7,8 @@ Paper: "DeepSeek-V3 Technical Report", arXiv 2412.19437. Upstream: huggingface/t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,16 +17,7 @@ from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings,
 from specbench.errors import ConfigurationError, WeightsNotFound, first_line
 from specbench.kernels import attention
 from specbench.models.heads.decoder import TrainedHead
-from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.heads.row_cache import Rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape(LayerShape):
-    rotary: Any  # the model's rotary embedding
-
-    def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
-        return self.rotary.inv_freq.double(), self.rotary.attention_scaling
 
 
 class MtpHead(TrainedHead):
@@ -38,15 +29,16 @@ class MtpHead(TrainedHead):
 
     Args:
         mtp: transformers' ``MtpModel``.
+        shape: what ``RowCache`` reads of a ``LayerShape``.
 
     Attributes:
-        drafted: ``[3, layers]`` of several layers: the ids after the root, as they were read with
-            it, the numbers of the nodes above, and the probabilities of the path down to each.
+        drafted: ``[3, layers]`` of several layers: the tokens after the root, the nodes above
+            them, and the probabilities of the paths.
     """
 
     compilable = False
 
-    def __init__(self, target: TargetEmbeddings, mtp: Any, shape: LayerShape) -> None:
+    def __init__(self, target: TargetEmbeddings, mtp: Any, shape: Any) -> None:
         super().__init__(target, shape)
         self.layers = mtp.layers
         self.norm = mtp.shared_post_norm if mtp.use_shared_post_norm else torch.nn.Identity()
@@ -55,26 +47,23 @@ class MtpHead(TrainedHead):
         self._reread: tuple[torch.Tensor, torch.Tensor] | None = None  # ids and states
 
     def catching_up(self, ids: torch.Tensor, states: torch.Tensor) -> ModelWork[torch.Tensor]:
-        if len(self.layers) == 1:
+        n_layers, n_new = len(self.layers), len(ids)
+        if n_layers == 1:
             return (yield from super().catching_up(ids, states))
-        n_new = len(ids)
         if self._reread is not None and self.cache.length:
             self.cache.truncate(self.cache.length - len(self._reread[0]))
             ids, states = (torch.cat(p) for p in zip(self._reread, (ids, states), strict=True))
-        start, n_again = self.cache.length, len(self.layers) - 1
-        self._reread = ids[-n_again:], states[-n_again:]
-        outputs, tokens, probs = [states], [], [torch.ones((), dtype=torch.float64)]
-        for layer in range(len(self.layers)):
-            self._layer = layer
+        start, self._reread = self.cache.length, (ids[1 - n_layers :], states[1 - n_layers :])
+        outputs, logits = [states], []
+        for self._layer in range(n_layers):
             self.cache.truncate(start)
             rows = self.cache.committed_rows(len(ids))
             outputs.append((yield self._call(ids, outputs[-1], rows)))
-            prob, token = (yield from self.scoring(outputs[-1][-1:])).double().softmax(-1).max(-1)
-            tokens.append(self.to_target_ids(token))
-            probs.append(probs[-1] * prob)
-            ids = torch.cat([ids[1:], tokens[-1]])
-        above = torch.arange(-1, len(tokens) - 1, device=ids.device)
-        self.drafted = torch.stack([torch.cat(tokens).double(), above, torch.cat(probs[1:])])
+            logits.append((yield from self.scoring(outputs[-1][-1:])))
+            ids = torch.cat([ids[1:], self.to_target_ids(logits[-1].argmax(-1))])
+        probs = torch.cat(logits).double().softmax(-1).amax(-1).cumprod(0)
+        above = torch.arange(-1, n_layers - 1, device=ids.device)
+        self.drafted = torch.stack([ids[-n_layers:].double(), above, probs])
         return outputs[1][-n_new:]
 
     def _call(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> ModelCall:
@@ -83,27 +72,17 @@ class MtpHead(TrainedHead):
 
     def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         out: torch.Tensor = self.layers[self._layer](
-            tokens[None],
-            features[None],
-            position_embeddings=(rows.cos[None], rows.sin[None]),
-            attention_mask=None,
-            position_ids=None,
-            past_key_values=rows,
-            plan=rows.plan,
-        )
+            tokens[None], features[None], position_embeddings=(rows.cos[None], rows.sin[None]),
+            attention_mask=None, position_ids=None, past_key_values=rows, plan=rows.plan,
+        )  # fmt: skip
         return self.norm(out[0])  # type: ignore[no-any-return]
-
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """Compute logits ``[..., vocab]`` of features, which include the layer's last norm."""
-        return self.target.logits(features)
 
 
 def load(folder: Path, target: TargetInfo) -> MtpHead:
     """Load the MTP layers of the model in ``folder``.
 
     Raises:
-        ConfigurationError: the model has none that transformers reads, they have windows, or it is
-            not the target.
+        ConfigurationError: it is not the target, or has no MTP layers that are read here.
         WeightsNotFound: their weights are missing or damaged.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -111,16 +90,14 @@ def load(folder: Path, target: TargetInfo) -> MtpHead:
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     hidden = target.embeddings.embedding.shape[1]
-    for key, wanted in (("num_mtp_layers", None), ("hidden_size", hidden)):
-        if not (value := getattr(config, key, None)) or value != (wanted or value):
-            raise ConfigurationError(
-                f"{folder}: `{key}` must be {wanted or 'at least 1'}, got {value}. Name the "
-                "target's own checkpoint, of a model with MTP layers: method.head=FOLDER."
-            )
+    if not getattr(config, "num_mtp_layers", None) or config.hidden_size != hidden:
+        raise ConfigurationError(
+            f"method.head must be the target's own checkpoint, of a model whose MTP layers "
+            f"(num_mtp_layers) transformers reads, got {folder}. Type method.head=FOLDER."
+        )
     config.dtype = target.dtype
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    attention.install(model)
     try:
         mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
     except (RuntimeError, ValueError, OSError) as error:
@@ -131,16 +108,12 @@ def load(folder: Path, target: TargetInfo) -> MtpHead:
     attention.install(mtp)
     if target.dtype == torch.float64:
         mtp.set_experts_implementation("eager")  # the others multiply no float64
-    mtp.eval().requires_grad_(False)
     rotary = type(model.get_decoder().rotary_emb)(config=config)
-    shape = _Shape(
-        hidden_size=own.hidden_size,
-        intermediate_size=own.intermediate_size,
-        n_heads=own.num_attention_heads,
-        n_kv_heads=own.num_key_value_heads,
-        head_dim=own.head_dim,
-        rms_norm_eps=own.rms_norm_eps,
-        rope_theta=0.0,
-        rotary=rotary,
-    )
-    return MtpHead(target.embeddings, mtp, shape)
+    rows = ((own.num_key_value_heads, own.head_dim),) * 2
+    if getattr(own, "kv_lora_rank", None):  # the latents of keys and values, and the rotated key
+        rows = ((1, own.kv_lora_rank), (1, own.qk_rope_head_dim))
+    shape = SimpleNamespace(
+        hidden_size=hidden, window=None, cached_rows=rows,
+        inverse_frequencies=lambda: (rotary.inv_freq.double(), rotary.attention_scaling),
+    )  # fmt: skip
+    return MtpHead(target.embeddings, mtp.eval().requires_grad_(False), shape)

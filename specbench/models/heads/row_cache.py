@@ -91,7 +91,7 @@ class RowCache:
         length = -(-(max_len + max_nodes) // _ALIGNED) * _ALIGNED
         with torch.inference_mode(False):  # it may be written to outside of that mode, too
             self._cache = KVCache(
-                [LayerLayout.uniform(device, shape.n_kv_heads, shape.head_dim)] * layers,
+                [LayerLayout(device, shape.cached_rows)] * layers,
                 batch=1,
                 max_len=length,
                 dtype=dtype,
