@@ -75,7 +75,7 @@ def check_drafts(checkpoint, monkeypatch, n_prompts=6):
     draw, n_compared, n_accepted = np.random.default_rng(4), 0, 0
     for _ in range(n_prompts):
         model.set_attn_implementation("sdpa")
-        prompt = draw.integers(0, VOCAB, draw.integers(4, 14))
+        prompt = draw.integers(0, VOCAB, draw.integers(n_layers, 14))
         output, expected = transformers_drafts(model, prompt, 20, monkeypatch)
         target = Target(model, max_len=64, max_nodes=8)
         drafter = Mtp(total=n_layers + 1, depth=n_layers - 1)

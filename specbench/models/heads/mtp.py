@@ -61,9 +61,10 @@ class MtpHead(TrainedHead):
             outputs.append((yield self._call(ids, outputs[-1], rows)))
             logits.append((yield from self.scoring(outputs[-1][-1:])))
             ids = torch.cat([ids[1:], self.to_target_ids(logits[-1].argmax(-1))])
-        probs = torch.cat(logits).double().softmax(-1).amax(-1).cumprod(0)
+        probs, tokens = torch.cat(logits).double().softmax(-1).max(-1)
         above = torch.arange(-1, n_layers - 1, device=ids.device)
-        self.drafted = torch.stack([ids[-n_layers:].double(), above, probs])
+        tokens = self.to_target_ids(tokens).double()
+        self.drafted = torch.stack([tokens, above, probs.cumprod(0)])
         return outputs[1][-n_new:]
 
     def _call(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> ModelCall:
