@@ -28,6 +28,7 @@ from analysis.tabular.comparison_tables import (
     load_table,
     pairs_table,
 )
+from analysis.tabular.macro_table import macro_table
 from analysis.tabular.table import (
     ResultTable,
     csv_text,
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--pairs", action="store_true", help="also compare each method with ar and with the fastest"
     )
+    add("--macro", action="store_true", help="also average over data sets, a run of each")
     add("--markdown", action="store_true", help="print Markdown")
     add("--csv", action="store_true", help="print CSV: all columns, numbers and bounds apart")
     add("--latex", action="store_true", help="print LaTeX (booktabs)")
@@ -83,6 +85,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         comparisons = make_comparisons(group, options.estimator)
         compared += comparisons
         tables = [*_tables_of(comparisons, options.pairs)]
+        tables += [macro_table(comparisons)] if options.macro else []
         pages[_STEMS[group[0].timing]] = tables, records_sheet(comparisons)
     forms = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
