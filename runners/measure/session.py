@@ -51,7 +51,7 @@ from specbench.kernels.architectures import has_latents, keeps_states, usable_co
 from specbench.kernels.cuda_graphs import check_device
 from specbench.kernels.weight_forms import is_quantised
 from specbench.models import loading
-from specbench.models.batch_target import BatchTarget
+from specbench.models.batch_target import BatchTarget, refuse_one_text_layers
 from specbench.models.checkpoints import weights
 from specbench.models.checks import self_check
 from specbench.models.checks.audit_tolerance import (
@@ -139,6 +139,8 @@ class Session:
         self._slots: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
         self._batch_target = None
         if size > 1:
+            for model in self._drafts:
+                refuse_one_text_layers(model.target, size)
             draft_bytes = sum(draft.target.token_bytes for draft in self._drafts)
             self._batch_target = BatchTarget(target, size, draft_bytes=draft_bytes)
             verifiers = [build_verifier(config.verifier, sampling) for _ in range(size)]

@@ -57,6 +57,18 @@ class Slot:
         return min(self.cache.max_len - self.cache.length - 1, self._target.max_nodes)
 
 
+def refuse_one_text_layers(target: Target, size: int) -> None:
+    """Refuse a pass over ``size`` texts of a model, or draft model, whose layers read one.
+
+    Raises:
+        ConfigurationError: names the layers.
+    """
+    if layers := one_text_layers(target.model):
+        raise ConfigurationError(
+            f"batch.size={size}: {layers} read one text at a time. Type batch.size=1."
+        )
+
+
 class BatchTarget:
     """The passes of up to ``size`` sequences over one ``target``, whose cache stays untouched.
 
@@ -76,10 +88,7 @@ class BatchTarget:
     def __init__(
         self, target: Target, size: int, max_nodes: int | None = None, draft_bytes: int = 0
     ) -> None:
-        if layers := one_text_layers(target.model):
-            raise ConfigurationError(
-                f"batch.size={size}: {layers} read one text at a time. Type batch.size=1."
-            )
+        refuse_one_text_layers(target, size)
         self._target, self._size, self._most = target, size, max_nodes
         self._draft_bytes = draft_bytes
         self.device = target.device

@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DraftTree
+from specbench.errors import ConfigurationError
+from specbench.models.batch_target import BatchTarget
 from specbench.models.target import Target
 from tests.conftest import engine
 from tests.contract import driver
@@ -47,3 +50,18 @@ def test_all_methods_without_a_head_answer_as_plain_decoding(target, tmp_path, m
             different.append(name)
     assert not different
     assert sum(tokens > 1 for tokens in longest.values()) > 10  # methods that saw drafts accepted
+
+
+def test_texts_in_one_pass_have_sinks_and_latents_are_refused():
+    target = Target(build("gpt-oss", torch.float64), max_len=64, max_nodes=8)
+    batch, tree = BatchTarget(target, 2), DraftTree.chain(np.arange(4, 9))
+    for slot, prompt in zip(batch.slots, PROMPTS, strict=False):
+        slot.prefill(prompt)
+    for slot in range(2):
+        batch.check(slot, tree)
+    for slot, scores in zip(batch.slots, batch.forward([(0, 7, tree), (1, 8, tree)]), strict=True):
+        with target.on(slot.cache):
+            alone = target.forward(7 if slot is batch.slots[0] else 8, tree)
+        torch.testing.assert_close(scores.logits, alone.logits, atol=1e-10, rtol=0)
+    with pytest.raises(ConfigurationError, match=r"latents \(kv_lora_rank\) read one text"):
+        BatchTarget(Target(build("DeepSeek-V2"), max_len=64), 2)
