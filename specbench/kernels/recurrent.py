@@ -20,10 +20,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ State = torch.Tensor | None
 Outputs = tuple[torch.Tensor, torch.Tensor]  # ``[1, rows, heads, size]``, and the state behind
 Recurrence = Callable[[Rows, State], Outputs]  # of rows of a pass, one after the other
 Kernel = Callable[..., Outputs]
+_Key = tuple[int, int]
 Convolution = Callable[..., torch.Tensor]
 
 CONVOLUTION, SCAN = "causal_conv1d_fn", "mamba2_chunk_scan"
@@ -48,40 +49,35 @@ DELTA_RULES = {
 }
 
 
+class Kept(NamedTuple):
+    """A layer's state behind the committed text."""
+
+    inputs: torch.Tensor  # the convolution's last, ``[1, channels, kernel]``
+    recurrent: State = None  # ``[1, heads, .., ..]``; before any text, and in LFM2, there is none
+
+
 @dataclass(slots=True)
-class LayerState:
-    """A layer's state behind the committed text, and what the last pass left to advance it.
+class LayerPass:
+    """What the last pass left of a layer, to commit some of its rows."""
 
-    Attributes:
-        inputs: the convolution's last, ``[1, channels, kernel]``.
-        recurrent: ``[1, heads, .., ..]``; None before any text and where only inputs are kept.
-        window: ``inputs`` and those of the last pass, ``[1, channels, kernel + rows]``.
-        recurrence: of the last pass; ``last``: the state behind all its rows, None in a tree.
-    """
-
-    inputs: torch.Tensor
-    recurrent: torch.Tensor | None = None
-    window: torch.Tensor | None = None
+    window: torch.Tensor  # kept inputs and those of the pass, ``[1, channels, kernel + rows]``
     recurrence: Recurrence | None = None
-    last: torch.Tensor | None = None
+    last: State = None  # behind all rows of a chain
 
-    def commit(self, rows: torch.Tensor | None, count: int) -> None:
-        """Advance by ``rows [count]`` of the last pass; None: by its first ``count``."""
-        if self.window is None:
-            return  # of a prompt, committed by its pass
-        kernel, whole = self.inputs.shape[-1], self.window.shape[-1]
+    def behind(self, kept: Kept, rows: torch.Tensor | None, count: int) -> Kept:
+        """Compute the state behind ``rows [count]``; None: behind the first ``count``."""
+        kernel, whole = kept.inputs.shape[-1], self.window.shape[-1]
+        accepted: Rows = slice(count) if rows is None else rows
         if rows is None:
             inputs = self.window[..., count : count + kernel].clone()
         else:
             text = torch.arange(kernel, device=rows.device)
             inputs = self.window[..., torch.cat([text, rows + kernel])[-kernel:]]
-        if self.recurrence is not None:
-            if rows is None and self.last is not None and kernel + count == whole:
-                self.recurrent = self.last
-            else:
-                accepted: Rows = slice(count) if rows is None else rows
-                self.recurrent = self.recurrence(accepted, self.recurrent)[1]
-        self.inputs, self.window, self.recurrence, self.last = inputs, None, None, None
+        if self.recurrence is None:
+            return Kept(inputs)
+        if rows is None and self.last is not None and kernel + count == whole:
+            return Kept(inputs, self.last)
+        return Kept(inputs, self.recurrence(accepted, kept.recurrent)[1])
 
 
 class States:
@@ -92,26 +88,27 @@ class States:
 
     Attributes:
         layers: by number of the layer, and of the state within it; ``before`` the last commit.
-        prompt: whether the pass reads text that is committed whole. It then writes the states
-            itself: kept inputs of a long prompt would be larger than its keys and values.
     """
 
     def __init__(self) -> None:
-        self.layers: dict[tuple[int, int], LayerState] = {}
-        self.prompt = False
-        self.before: dict[tuple[int, int], LayerState] = {}
+        self.layers: dict[_Key, Kept] = {}
+        self.before: dict[_Key, Kept] = {}
+        self._passes: dict[_Key, LayerPass] = {}
         self._parents: IntArray | None = None
-        self._current: LayerState | None = None  # whose kernels are called next
+        # Of text that is committed whole: its pass keeps the states itself, since inputs of a long
+        # prompt would be larger than its keys and values.
+        self._prompt = False
+        self._current: _Key = (-1, 0)  # the layer whose kernels are called next
 
     def commit(self, rows: torch.Tensor | None, count: int) -> None:
         """Advance all layers by ``rows [count]`` of the last pass; None: its first ``count``."""
-        self.before = {k: replace(layer) for k, layer in self.layers.items()}
-        moved: dict[torch.device, torch.Tensor] = {}
-        for layer in self.layers.values():
-            device = layer.inputs.device
+        self.before, moved = dict(self.layers), {}
+        for key, read in self._passes.items():
+            device = read.window.device
             if rows is not None and device not in moved:
                 moved[device] = rows.to(device)
-            layer.commit(moved.get(device), count)
+            self.layers[key] = read.behind(self.layers[key], moved.get(device), count)
+        self._passes = {}
 
     # -- what transformers' layers call during a pass ------------------------------------------
 
@@ -124,26 +121,21 @@ class States:
         self, new: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int
     ) -> torch.Tensor:
         """Append a pass's ``new [1, channels, rows]`` to the last inputs of a convolution."""
-        key = (layer_idx, state_idx)
+        key = self._current = (layer_idx, state_idx)
         if key not in self.layers:
-            self.layers[key] = LayerState(new.new_zeros(*new.shape[:-1], conv_kernel_size))
-        state = self._current = self.layers[key]
-        state.recurrence, state.last = None, None
-        window = torch.cat([state.inputs, new], -1)
-        if self.prompt:
-            state.inputs, state.window = window[..., -conv_kernel_size:].clone(), None
+            self.layers[key] = Kept(new.new_zeros(*new.shape[:-1], conv_kernel_size))
+        kept = self.layers[key]
+        window = torch.cat([kept.inputs, new], -1)
+        if self._prompt:
+            self.layers[key] = Kept(window[..., -conv_kernel_size:].clone(), kept.recurrent)
         else:
-            state.window = window
+            self._passes[key] = LayerPass(window)
         return window
 
     def update_recurrent_state(self, new: object, layer_idx: int, **_: object) -> None:
-        """Check that the kernel was ours, which has the state already.
-
-        Raises:
-            ConfigurationError: it was another.
-        """
-        state = self._current
-        if state is None or (state.recurrent if self.prompt else state.recurrence) is None:
+        """Raise ConfigurationError where the kernel was not ours, which has the state already."""
+        kept, read = self.layers.get(self._current), self._passes.get(self._current)
+        if (kept and kept.recurrent if self._prompt else read and read.recurrence) is None:
             raise ConfigurationError(
                 f"layer {layer_idx} computes its state by code that this project cannot take row "
                 f"by row. {ELSE}"
@@ -153,30 +145,28 @@ class States:
 
     def run(self, chunked: Kernel, recurrence: Recurrence) -> Outputs:
         """Compute the pass of one layer: outputs ``[1, rows, ..]``, and the last row's state."""
-        state = self._current
-        assert state is not None
-        if self.prompt:
-            out, state.recurrent = chunked(initial_state=state.recurrent)
-            return out, state.recurrent
-        state.recurrence = recurrence
-        if self._parents is None:
-            out, state.last = recurrence(slice(None), state.recurrent)
-            return out, state.last
-        return _along_tree(recurrence, self._parents.tolist(), state.recurrent)
+        kept = self.layers[self._current]
+        if self._prompt:
+            out, state = chunked(initial_state=kept.recurrent)
+            self.layers[self._current] = Kept(kept.inputs, state)
+            return out, state
+        read = self._passes[self._current]
+        read.recurrence = recurrence
+        if self._parents is not None:
+            return _along_tree(recurrence, self._parents.tolist(), kept.recurrent)
+        out, read.last = recurrence(slice(None), kept.recurrent)
+        return out, read.last
 
     @contextmanager
     def row_by_row(
         self, files: list[ModuleType], parents: IntArray | None = None, *, prompt: bool = False
     ) -> Iterator[None]:
-        """Let the model's pass within compute its states here.
+        """Let the model's pass within compute its states here; ``files``: see `kernel_files`.
 
-        Args:
-            files: of the model's layers, see `kernel_files`.
-            parents: ``[rows]`` of the pass, -1 above its root; None where each follows the one
-                before it.
-            prompt: the rows are text and committed whole.
+        ``parents [rows]``, -1 above the root, are given where some row does not follow the one
+        before it; ``prompt``: the rows are text and committed whole.
         """
-        self._parents, self.prompt, self._current = parents, prompt, None
+        self._parents, self._prompt, self._passes = parents, prompt, {}
         stock = [
             (file, name, getattr(file, name))
             for file in files
@@ -246,16 +236,8 @@ def _scan(states: States, chunked: Kernel) -> Kernel:
     many exponentials as that has elements, where a head has one.
     """
 
-    def kernel(
-        x: torch.Tensor,
-        raw_dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        *,
-        initial_states: None = None,
-        **options: Any,
-    ) -> Outputs:
+    def kernel(*args: torch.Tensor, initial_states: None = None, **options: Any) -> Outputs:
+        x, raw_dt, A, B, C = args
         # Once for all rows: a function of more numbers may round differently.
         dt = torch.nn.functional.softplus(raw_dt + options["dt_bias"].to(raw_dt.dtype))
         dt = dt.clamp(*options["dt_limit"])
@@ -275,9 +257,7 @@ def _scan(states: States, chunked: Kernel) -> Kernel:
             return out.to(x.dtype), state
 
         return states.run(
-            lambda initial_state: chunked(
-                x, raw_dt, A, B, C, initial_states=initial_state, **options
-            ),
+            lambda initial_state: chunked(*args, initial_states=initial_state, **options),
             recurrence,
         )
 

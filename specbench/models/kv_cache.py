@@ -237,7 +237,7 @@ class StateCache(States, KVCache):
     def truncate(self, length: int) -> None:
         """Take the last commit back, whose text had ``length`` tokens; 0: forget everything."""
         KVCache.truncate(self, length)
-        self.layers = self.before if length else {}
+        self.layers = dict(self.before) if length else {}
 
 
 class SequenceCaches:

@@ -1,21 +1,16 @@
 """Layers that keep a state: what holds of rows, commits and trees, whatever the architecture."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
 from specbench.kernels import recurrent
 from specbench.kernels.architectures import usable_context
-from specbench.kernels.recurrent import LayerState, States
+from specbench.kernels.recurrent import Kept, LayerPass, States
 from specbench.models.batch_target import BatchTarget
 from specbench.models.target import Target
-from tests.conftest import engine
-from tests.contract import driver
 from tests.models.test_architectures import ARCHITECTURES, build, checked_target
 
 FAMILIES = ["Qwen3-Next", "Qwen3.5", "OLMo-Hybrid", "LFM2", "Bamba", "Granite-4 hybrid"]
@@ -90,7 +85,7 @@ def test_a_commit_is_the_same_with_replay_and_without_and_is_taken_back(target):
     first, states = logits(target, CHAIN), {}
     for rows in (None, torch.arange(7)):
         target.cache.commit(rows, 7)
-        states[rows is None] = target.cache.layers.values()
+        states[rows is None] = [*target.cache.layers.values()]
         target.cache.truncate(len(PROMPT))
         assert torch.equal(logits(target, CHAIN), first)
     for whole, replayed in zip(states[True], states[False], strict=True):
@@ -121,8 +116,9 @@ def test_what_cannot_keep_its_state_here_is_refused():
 
 def written_by_the_pass(run):
     def fault(states, *kernels):
-        out, states._current.recurrent = run(states, *kernels)
-        return out, states._current.recurrent
+        out, behind = run(states, *kernels)
+        states.layers[states._current] = states.layers[states._current]._replace(recurrent=behind)
+        return out, behind
 
     return fault
 
@@ -130,19 +126,17 @@ def written_by_the_pass(run):
 def one_column_late(update):
     def fault(states, *new, **options):
         window = update(states, *new, **options)
-        if states.prompt:
-            states._current.inputs = window[..., -5:-1]
+        if states._prompt:
+            states.layers[states._current] = Kept(window[..., -5:-1])
         return window
 
     return fault
 
 
-def not_rolled_back(commit):
-    def fault(layer, rows, count):
-        if layer.window is not None:
-            behind = layer.recurrence(slice(None), layer.recurrent)[1]
-            commit(layer, rows, count)
-            layer.recurrent = behind
+def not_rolled_back(behind):
+    def fault(read, kept, rows, count):
+        last = read.recurrence(slice(None), kept.recurrent)[1]
+        return behind(read, kept, rows, count)._replace(recurrent=last)
 
     return fault
 
@@ -153,7 +147,7 @@ FAULTS = {
     ),
     "convolutions follow it": (recurrent, "_tree_convolution", lambda _: lambda stock, _: stock),
     "a window one column late": (States, "update_conv_state", one_column_late),
-    "states not rolled back": (LayerState, "commit", not_rolled_back),
+    "states not rolled back": (LayerPass, "behind", not_rolled_back),
     "states written by a pass": (States, "run", written_by_the_pass),
 }  # fmt: skip
 
@@ -165,35 +159,3 @@ def test_a_planted_fault_is_refused_at_load(name, fault, monkeypatch):
     monkeypatch.setattr(owner, attribute, plant(getattr(owner, attribute)))
     with pytest.raises(ConfigurationError, match=r"logits of .* differ by"):
         checked_target(build(name, torch.float64))
-
-
-# -- every method that needs no head ---------------------------------------------------------------
-
-KINDS = ["gpt-oss", "DeepSeek-V2", "Qwen3-Next", "Bamba", "LFM2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", driver.method_names())
-def test_every_method_answers_as_plain_decoding(kind, method, tmp_path, monkeypatch):
-    drafter = driver.instantiate(method)
-    model_type, sizes = ARCHITECTURES[kind]
-    model = build((model_type, sizes | {"vocab_size": driver.VOCABULARY}), torch.float64)
-    most = drafter.needs.max_nodes
-    target = Target(model, max_len=64, max_nodes=most, batch=drafter.needs.batch)
-    monkeypatch.setattr(driver, "tiny_model", lambda *_, **__: model)  # tables are of the target
-    context = driver.toy_context(drafter, tmp_path, monkeypatch)
-    if context.heads:
-        pytest.skip("reads a head")
-    drafter.setup(replace(context, target=target))
-    drafted, rng = 0, np.random.default_rng(0)
-    for prompt in (rng.integers(4, 20, 12) for _ in range(20)):
-        turns = []
-        for reader in (Drafter(name="ar"), drafter):
-            reader.reset()
-            if drafter.needs.reference and turns:
-                drafter.set_reference(np.array(turns[0].output_ids))
-            turns.append(engine(target).decode(prompt, reader, max_new_tokens=24))
-        assert turns[1].output_ids == turns[0].output_ids
-        drafted += turns[1].n_drafted
-    assert drafted or method in ("ar", "ssd")  # the latter learns from answers of a run
