@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 from methods.mtp import Mtp
@@ -16,27 +16,28 @@ from tests.conftest import engine
 from tests.models.heads import tiny_heads
 
 VOCAB = 10
+CASES = [("glm4_moe", 1), ("glm4_moe", 2), ("deepseek_v3", 1), ("deepseek_v3", 2)]
 
 
 @pytest.fixture
 def checkpoint(request, tmp_path, monkeypatch):
-    """A model of two layers with so many MTP layers behind, its folder and a context."""
-    config, tensors = tiny_heads.mtp(request.param, vocab=VOCAB, below=2)
-    ignored = [rf"model\.layers\.{2 + i}\..*" for i in range(request.param)]
-    monkeypatch.setattr(Glm4MoeForCausalLM, "_keys_to_ignore_on_load_unexpected", ignored)
+    """A model of two layers and so many MTP layers, its folder and their number."""
+    kind, n_mtp = request.param
+    config, tensors = tiny_heads.mtp(n_mtp, vocab=VOCAB, below=2, kind=kind)
     torch.manual_seed(1)
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**config, initializer_range=0.1))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    ignored = [rf"model\.layers\.{2 + i}\..*" for i in range(n_mtp)]
+    monkeypatch.setattr(type(model), "_keys_to_ignore_on_load_unexpected", ignored)
     # Each id is mostly followed by the next one, in the target and in the MTP layers.
     embedding = torch.nn.init.orthogonal_(model.get_input_embeddings().weight)
     model.lm_head.weight.data = embedding.detach().roll(1, 0)
-    for key, weight in tensors.items():
-        if "eh_proj" in key:
-            weight[:, : len(weight)] += 0.7 * torch.eye(len(weight))
+    size = tiny_heads.HIDDEN
+    plus = 0.7 * torch.eye(size, 2 * size)
+    ahead = {key: w + plus if "eh_proj" in key else w for key, w in tensors.items()}
     model.save_pretrained(tmp_path)
     own = load_file(tmp_path / "model.safetensors")
-    save_file(own | tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    return model, tmp_path, request.param
+    save_file(own | ahead, tmp_path / "model.safetensors", {"format": "pt"})
+    return AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tmp_path, n_mtp
 
 
 def transformers_drafts(model, prompt, n, monkeypatch):
@@ -70,7 +71,7 @@ def our_drafts(target, drafter, folder, prompt, n):
     return engine(target).decode(prompt, drafter, max_new_tokens=n), drafts
 
 
-def check_drafts(checkpoint, monkeypatch, n_prompts=6):
+def check_drafts(checkpoint, monkeypatch, n_prompts=4):
     model, folder, n_layers = checkpoint
     draw, n_compared, n_accepted = np.random.default_rng(4), 0, 0
     for _ in range(n_prompts):
@@ -86,15 +87,15 @@ def check_drafts(checkpoint, monkeypatch, n_prompts=6):
                 assert tokens == expected[length][: len(tokens)]
                 n_compared += 1
         n_accepted += sum(result.committed_per_step) - len(result.committed_per_step)
-    assert n_compared > 40 and n_accepted > 40
+    assert n_compared > 20 and n_accepted > 15
 
 
-@pytest.mark.parametrize("checkpoint", [1, 2, 3], indirect=True)
+@pytest.mark.parametrize("checkpoint", CASES, indirect=True)
 def test_drafts_are_transformers_own(checkpoint, monkeypatch):
     check_drafts(checkpoint, monkeypatch)
 
 
-@pytest.mark.parametrize("checkpoint", [2], indirect=True)
+@pytest.mark.parametrize("checkpoint", [("glm4_moe", 2)], indirect=True)
 @pytest.mark.parametrize("fault", ["embedding", "reread", "layer"])
 def test_a_fault_does_not_pass(checkpoint, fault, monkeypatch):
     class Faulty(mtp.MtpHead):
@@ -113,7 +114,7 @@ def test_a_fault_does_not_pass(checkpoint, fault, monkeypatch):
         check_drafts(checkpoint, monkeypatch)
 
 
-@pytest.mark.parametrize("checkpoint", [1, 2], indirect=True)
+@pytest.mark.parametrize("checkpoint", CASES[:2], indirect=True)
 def test_trees_of_one_layer_and_what_is_refused(checkpoint):
     model, folder, n_layers = checkpoint
     target, prompt = Target(model, max_len=64, max_nodes=8), np.array([3, 1, 4, 1, 5])

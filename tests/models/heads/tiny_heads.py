@@ -1,10 +1,13 @@
 """Checkpoints of a few hundred weights in each published format, and the ends of a target."""
 
+import functools
 import json
 from dataclasses import dataclass
 
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import MtpModel
 
 from specbench.models.heads.dflash import BlockConfig, BlockHead
 from specbench.models.heads.eagle import EagleHead
@@ -96,32 +99,27 @@ def eagle(bias=True, qkv_bias=False, hidden=HIDDEN):
     return config, random_tensors(EagleHead(target(hidden), shape, bias=bias))
 
 
-def mtp(n_mtp=1, hidden=HIDDEN, vocab=VOCAB, below=46):
-    """GLM-4.5's layers behind the ``below`` of its target, as its checkpoint has them."""
-    config = LAYER | {
-        "model_type": "glm4_moe", "hidden_size": hidden, "vocab_size": vocab, "head_dim": 8,
-        "num_hidden_layers": below, "num_nextn_predict_layers": n_mtp, "use_qk_norm": True,
-        "moe_intermediate_size": 8, "n_routed_experts": 3, "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1, "n_shared_experts": 1, "max_position_embeddings": 512,
-        "eos_token_id": None, "pad_token_id": None,
+@functools.cache
+def mtp(n_mtp=1, hidden=HIDDEN, vocab=VOCAB, below=46, kind="glm4_moe"):
+    """MTP layers behind the ``below`` of their target, as its checkpoint has them."""
+    sizes = LAYER | {
+        "hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": below, "head_dim": 8,
+        "num_mtp_layers": n_mtp, "moe_intermediate_size": 8, "n_routed_experts": 4, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "eos_token_id": None,
+        "use_qk_norm": True, "max_position_embeddings": 512, "initializer_range": 0.1,
     }  # fmt: skip
-    mlp = {"gate_proj": (8, hidden), "up_proj": (8, hidden), "down_proj": (hidden, 8)}
-    experts = [f"experts.{i}" for i in range(3)] + ["shared_experts"]
-    shapes = {
-        **dict.fromkeys(["enorm", "hnorm", "shared_head.norm", "input_layernorm"], (hidden,)),
-        "post_attention_layernorm": (hidden,), "eh_proj": (hidden, 2 * hidden),
-        "self_attn.q_proj": (32, hidden), "self_attn.k_proj": (16, hidden),
-        "self_attn.v_proj": (16, hidden), "self_attn.o_proj": (hidden, 32),
-        "self_attn.q_norm": (8,), "self_attn.k_norm": (8,), "mlp.gate": (3, hidden),
-        **{f"mlp.{expert}.{name}": mlp[name] for expert in experts for name in mlp},
-    }  # fmt: skip
-    names = {
-        f"model.layers.{below + i}.{name}.weight": shape
-        for i in range(n_mtp)
-        for name, shape in shapes.items()
-    }
-    biases = [f"model.layers.{below + i}.mlp.gate.e_score_correction_bias" for i in range(n_mtp)]
-    return config, random_tensors(torch.nn.Module(), **names, **dict.fromkeys(biases, (3,)))
+    if kind == "deepseek_v3":
+        latent = {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        sizes |= latent | {"q_lora_rank": None, "num_key_value_heads": HEADS, "head_dim": 4}
+    config = AutoConfig.for_model(kind, **sizes)
+    with torch.device("meta"):
+        layers = MtpModel(AutoModelForCausalLM.from_config(config), n_mtp).layers
+    shapes = {}
+    for key, value in layers.state_dict().items():
+        layer, _, name = key.replace("mtp_block.", "").partition(".")
+        name = name.replace("post_norm", "shared_head.norm")
+        shapes[f"model.layers.{below + int(layer)}.{name}"] = value.shape
+    return config.to_dict(), random_tensors(torch.nn.Module(), **shapes)
 
 
 def draft_vocabulary(vocab=VOCAB):
