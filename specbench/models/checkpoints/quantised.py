@@ -33,32 +33,25 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def dequantise_at_load(model: ModelConfig, config: PreTrainedConfig) -> bool:
-    """Ask in ``config`` for plain weights; False if they are, or stay packed.
+    """Ask in ``config`` for plain weights; False if they are, or are allowed to stay packed.
 
     Raises:
-        ConfigurationError: transformers cannot undo this method, and packed weights are not
-            allowed.
+        ConfigurationError: transformers cannot undo their method.
     """
-    method = method_of(config)
-    if method is None:
-        return False
-    if method not in _DEQUANTISED:
+    method, settings = method_of(config), getattr(config, "quantization_config", None)
+    if method in _DEQUANTISED:
+        # Without an older key of compressed-tensors, which says the contrary.
+        plain = {key: value for key, value in settings.items() if key != "run_compressed"}
+        config.quantization_config = plain | {"dequantize": True}
+    elif method:
         _check_allowed(model, method)
-        return False
-    settings: Any = config
-    settings.quantization_config = {**settings.quantization_config, "dequantize": True}
-    # An older key of compressed-tensors; False says the same.
-    settings.quantization_config.pop("run_compressed", None)
-    return True
+    return method in _DEQUANTISED
 
 
 def settle(model: ModelConfig, network: PreTrainedModel, dtype: torch.dtype, method: str) -> str:
-    """Bring dequantised weights to ``dtype``, or check packed ones.
+    """Bring dequantised weights to ``dtype``, or check packed ones; return a note for readers.
 
     Transformers leaves what was never quantised, and some other weights, in the file's dtype.
-
-    Returns:
-        A note for whoever reads the numbers.
 
     Raises:
         ConfigurationError: see `check_packed`.

@@ -23,130 +23,104 @@ from tests.models.test_architectures import build, equal_of
 from tests.models.test_self_check import check
 from tests.tiny_checkpoint import save_checkpoint, tiny_tokenizer
 
-IDS = torch.tensor([[1, 5, 9, 14, 3]])
-FILE = "toy.gguf"
-BLOCK = 128  # of FP8
+FILE, WIDE = "toy.gguf", 256  # of a K-quant's block
+PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-def load(folder, *overrides):
-    name = f"model.path={folder}"
-    cache = f"cache_dir={folder}/cache"
-    cfg = compose([cache, "model=local", "model.device=cpu", name, *overrides])
+def load(folder, *overrides, equal=None):
+    cfg = compose([f"cache_dir={folder}/cache", "model=local", f"model.path={folder}", *overrides])
     loading.model_files_present(cfg)
-    return loading.load_model(cfg)
-
-
-def check_same(loaded, twin):
-    with torch.inference_mode():
-        assert torch.equal(loaded.model(IDS).logits, twin(IDS).logits)
+    loaded = loading.load_model(cfg)
+    if equal is not None:
+        ids = torch.tensor([[1, 5, 9, 14, 3]])
+        with torch.inference_mode():
+            assert torch.equal(loaded.model(ids).logits, equal(ids).logits)
+    return loaded
 
 
 def write_gguf(folder):
     """Write a Llama whose products are in three kinds of blocks; returns what they stand for."""
-    twin = save_checkpoint(folder, hidden_size=256, intermediate_size=256)
-    for name in ("model.safetensors", "config.json", "generation_config.json"):
-        (folder / name).unlink()
-    writer, config = gguf.GGUFWriter(folder / FILE, "llama"), twin.config
-    for add, value in (
-        (writer.add_context_length, 512), (writer.add_embedding_length, 256),
-        (writer.add_block_count, 2), (writer.add_feed_forward_length, 256),
-        (writer.add_head_count, 4), (writer.add_head_count_kv, 2), (writer.add_vocab_size, 300),
-        (writer.add_layer_norm_rms_eps, config.rms_norm_eps), (writer.add_eos_token_id, 2),
-        (writer.add_rope_freq_base, 10000.0),
-    ):  # fmt: skip
-        add(value)
+    twin = save_checkpoint(folder, hidden_size=WIDE, intermediate_size=WIDE).requires_grad_(False)
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").unlink()
+    writer, random = gguf.GGUFWriter(folder / FILE, "llama"), np.random.default_rng(0)
+    sizes = {
+        "context_length": 512, "embedding_length": WIDE, "block_count": 2, "vocab_size": 300,
+        "feed_forward_length": WIDE, "head_count": 4, "head_count_kv": 2, "eos_token_id": 2,
+        "layer_norm_rms_eps": twin.config.rms_norm_eps, "rope_freq_base": 10000.0,
+    }  # fmt: skip
+    for name, value in sizes.items():
+        getattr(writer, f"add_{name}")(value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    random = np.random.default_rng(0)
     heads = {"q_proj": 4, "k_proj": 2}  # whose rows lie in pairs there, half a head apart here
-    with torch.no_grad():
-        for name, weight in twin.named_parameters():
-            module = name.removesuffix(".weight")
-            part, stored = module.split(".")[-1], f"{names.get_name(module)}.weight"
-            if weight.dim() == 1:
-                writer.add_tensor(stored, weight.numpy())
-                continue
-            if part == "down_proj":  # a kind that gguf reads and does not write
-                kind, blocks = Kind.Q6_K, random.integers(0, 256, (len(weight), 210), np.uint8)
-                blocks[:, -2:] = np.full((len(weight), 1), 1e-4, np.float16).view(np.uint8)
-            else:
-                kind = Kind.Q4_0 if part in heads else Kind.Q8_0
-                blocks = gguf.quants.quantize(weight.numpy(), kind)
-            writer.add_tensor(stored, blocks, raw_dtype=kind)
-            values = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
-            if part in heads:
-                pairs = values.unflatten(0, (heads[part], -1, 2))
-                values = pairs.transpose(1, 2).reshape(weight.shape)
-            weight.copy_(values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for name, weight in twin.named_parameters():
+        module = name.removesuffix(".weight")
+        stored, part = f"{names.get_name(module)}.weight", module.split(".")[-1]
+        if weight.dim() == 1:
+            writer.add_tensor(stored, weight.numpy())
+            continue
+        kind = Kind.Q4_0 if part in heads else Kind.Q8_0
+        if part == "down_proj":  # a kind that gguf reads and does not write
+            kind, blocks = Kind.Q6_K, random.integers(0, 256, (len(weight), 210), np.uint8)
+            blocks[:, -2:] = np.full((len(weight), 1), 1e-4, np.float16).view(np.uint8)
+        else:
+            blocks = gguf.quants.quantize(weight.numpy(), kind)
+        writer.add_tensor(stored, blocks, raw_dtype=kind)
+        values = torch.from_numpy(gguf.quants.dequantize(blocks, kind))
+        pairs = values.unflatten(0, (heads.get(part, 1), -1, 2))
+        weight.copy_(pairs.transpose(1, 2).reshape(weight.shape) if part in heads else values)
+    for write in ("header_to_file", "kv_data_to_file", "tensors_to_file"):
+        getattr(writer, f"write_{write}")()
     writer.close()
     return twin
 
 
 def write_fp8(folder):
     """Write a Llama in FP8 whose other weights are bfloat16; returns what they stand for."""
-    twin = save_checkpoint(folder, hidden_size=BLOCK, intermediate_size=2 * BLOCK)
+    twin = save_checkpoint(folder, hidden_size=128, intermediate_size=128)  # a block a matrix
     tensors = load_file(folder / "model.safetensors")
     for name, values in list(tensors.items()):
-        if not name.endswith("proj.weight"):
-            tensors[name] = values.bfloat16()
-            twin.get_parameter(name).data = tensors[name].float()
-            continue
-        tiles = (-(-size // BLOCK) for size in values.shape)
-        blocks = values.unflatten(0, (next(tiles), -1)).unflatten(2, (next(tiles), -1))
-        scales = blocks.abs().amax((1, 3), keepdim=True) / 448
-        rounded = (blocks / scales).to(torch.float8_e4m3fn)
-        tensors[name], tensors[f"{name}_scale_inv"] = rounded.reshape_as(values), scales[:, 0, :, 0]
-        twin.get_parameter(name).data = (rounded.float() * scales).reshape_as(values)
+        scale = torch.ones(1, 1)
+        if name.endswith("proj.weight"):
+            tensors[f"{name}_scale_inv"] = scale = values.abs().amax((0, 1), keepdim=True) / 448
+        kind = torch.float8_e4m3fn if name.endswith("proj.weight") else torch.bfloat16
+        tensors[name] = (values / scale).to(kind) if values.dim() > 1 else values.to(kind)
+        twin.get_parameter(name).data = (tensors[name].float() * scale).view_as(values)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    set_method(folder, "fp8", weight_block_size=[BLOCK, BLOCK], activation_scheme="dynamic")
+    set_method(folder, "fp8", weight_block_size=[128, 128], activation_scheme="dynamic")
     return twin
 
 
 def set_method(folder, method, **settings):
     path = folder / "config.json"
-    quantised_by = {"quantization_config": {"quant_method": method, **settings}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | quantised_by))
+    by = {"quantization_config": {"quant_method": method, **settings}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | by))
 
 
 def test_a_gguf_file_is_read_as_what_its_blocks_stand_for(tmp_path):
-    twin = write_gguf(tmp_path)
-    loaded = load(tmp_path, f"model.gguf_file={FILE}")
-    check_same(loaded, twin)
+    loaded = load(tmp_path, f"model.gguf_file={FILE}", equal=write_gguf(tmp_path))
     assert loaded.eos_ids == {2} and loaded.tokenizer.eos_token_id == 2
+    assert "a file in gguf and were dequantised to float32" in loaded.notes[0]
     short = load(tmp_path, f"model.gguf_file={FILE}", "model.dtype=bfloat16")
     assert short.weights_hash == loaded.weights_hash and short.dtype == "bfloat16"
-    assert "a file in gguf and were dequantised to float32" in loaded.notes[0]
-
-
-def test_a_gguf_file_that_is_not_there_is_named(tmp_path):
-    save_checkpoint(tmp_path)
-    with pytest.raises(WeightsNotFound, match=r"model\.gguf_file=toy\.gguf is no file in .*Type"):
-        load(tmp_path, f"model.gguf_file={FILE}")
+    with pytest.raises(WeightsNotFound, match=r"model\.gguf_file=b is no file in .*Type"):
+        load(tmp_path, "model.gguf_file=b")
 
 
 def test_fp8_is_read_in_the_dtype_that_was_typed(tmp_path):
-    twin = write_fp8(tmp_path)
-    loaded = load(tmp_path)
-    check_same(loaded, twin)
-    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
+    loaded = load(tmp_path, equal=write_fp8(tmp_path))
     assert "fp8 and were dequantised to float32: a pass reads" in loaded.notes[0]
-    halves = load(tmp_path, "model.dtype=bfloat16").model
-    assert {weight.dtype for weight in halves.parameters()} == {torch.bfloat16}
+    halves = load(tmp_path, "model.dtype=bfloat16")
+    for dtype, model in ((torch.float32, loaded.model), (torch.bfloat16, halves.model)):
+        assert {weight.dtype for weight in model.parameters()} == {dtype}
 
 
-def test_a_method_that_cannot_be_undone_is_refused_by_name(tmp_path):
-    save_checkpoint(tmp_path)
+def test_what_cannot_be_undone_or_stayed_packed_is_refused_by_name(tmp_path):
+    network = save_checkpoint(tmp_path).requires_grad_(False)
     set_method(tmp_path, "gptq", bits=4)
     with pytest.raises(ConfigurationError, match=r"quantised \(gptq\), and no engine here"):
         load(tmp_path)
-
-
-def test_a_weight_that_stayed_packed_is_refused(tmp_path):
-    network = save_checkpoint(tmp_path).requires_grad_(False)
-    head = network.lm_head
-    head.weight.data = head.weight.data.to(torch.float8_e4m3fn)
+    network.lm_head.weight.data = network.lm_head.weight.data.to(torch.float8_e4m3fn)
     model = compose(["model=local", f"model.path={tmp_path}"]).model
     with pytest.raises(ConfigurationError, match=r"quantised \(fp8\)"):
         quantised.settle(model, network, torch.float32, "fp8")
@@ -168,9 +142,6 @@ class Packed(torch.nn.Module):
             step = x.abs().max() / 7
             x = (x / step).round() * step
         return x @ (self.weight * self.scale).T
-
-
-PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def packed_model(network=None, **options):
@@ -195,13 +166,9 @@ def test_packed_layers_run_as_they_are_where_they_are_allowed():
     target = Target(loaded.model, max_len=90, packed_bytes=10**9)
     assert target.packed_weights["pass"] == "its weights are quantised"
     assert equal_of(packed_model(build("Llama", torch.float64))) == 6
-
-
-def test_a_packed_head_is_refused_since_drafters_read_it():
-    model = packed_model()
-    model.lm_head = Packed(model.lm_head)
+    loaded.model.lm_head = Packed(loaded.model.lm_head)
     with pytest.raises(ConfigurationError, match="its LM head is packed"):
-        lent(model, allow_packed=True)
+        lent(loaded.model, allow_packed=True)
 
 
 def test_activations_that_are_rounded_together_are_refused():
@@ -213,21 +180,18 @@ def test_bytes_and_fingerprint_are_of_what_is_stored():
     plain, model = tiny_model("llama"), packed_model()
     linears = [getattr(layer.mlp, part) for layer in plain.model.layers for part in PARTS]
     saved = sum(7 * linear.weight.numel() - 8 * linear.out_features for linear in linears)
-    kept = sum(buffer.nbytes for buffer in plain.buffers())
-    assert streamed_bytes(model) == streamed_bytes(plain) + kept - saved
+    more = sum(buffer.nbytes for buffer in plain.buffers())
+    assert streamed_bytes(model) == streamed_bytes(plain) + more - saved
     before = sample_weights(model)
     assert np.array_equal(before, sample_weights(packed_model()))
-    codes, scale = model.model.layers[1].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.scale
-    for tensor in (codes, scale):
+    product = model.model.layers[0].mlp.up_proj
+    for tensor in (product.weight, product.scale):
         tensor[0, 0] += 1
         assert not np.array_equal(before, sample_weights(model))
         tensor[0, 0] -= 1
-
-
-def test_a_tensor_that_wraps_others_has_their_bytes_and_values():
-    linear = torch.nn.Linear(2, 3, bias=False)
+    # A subclass that wraps two tensors, as torchao's do.
     pair = TwoTensor(torch.ones(3, 2), torch.zeros(3, 2))
-    linear.weight = torch.nn.Parameter(pair, requires_grad=False)
-    assert is_quantised(linear)
-    assert stored_bytes(linear) == 2 * 3 * 2 * 4
-    assert sorted(set(sample_weights(linear))) == [0, 1]
+    product.weight = torch.nn.Parameter(pair, requires_grad=False)
+    del product.scale
+    assert is_quantised(product) and stored_bytes(product) == 2 * 3 * 2 * 4
+    assert sorted(set(sample_weights(product))) == [0, 1]
