@@ -139,8 +139,8 @@ class Session:
         self._slots: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
         self._batch_target = None
         if size > 1:
-            for model in self._drafts:
-                refuse_one_text_layers(model.target, size)
+            for draft_model in self._drafts:
+                refuse_one_text_layers(draft_model.target, size)
             draft_bytes = sum(draft.target.token_bytes for draft in self._drafts)
             self._batch_target = BatchTarget(target, size, draft_bytes=draft_bytes)
             verifiers = [build_verifier(config.verifier, sampling) for _ in range(size)]
