@@ -1,7 +1,7 @@
 """Train the draft model and the heads of the bundled model (assets/README.md).
 
     python -m scripts.training draft           # texts, training, assets/draft_smollm2_135m
-    python -m scripts.training heads           # EAGLE (1 and 2), Medusa-1, EAGLE-3 and Hydra++
+    python -m scripts.training heads           # EAGLE (1 and 2), Medusa-1, EAGLE-3, Hydra++, DFlash
     python -m scripts.training eagle eagle3    # or some of them
     python -m scripts.training heads --minutes 8 --device cuda    # from the target as it runs
 

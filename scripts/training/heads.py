@@ -1,4 +1,4 @@
-"""The heads: EAGLE (1 and 2), EAGLE-3, Medusa-1 and Hydra++, in their published formats.
+"""The heads: EAGLE (1 and 2), EAGLE-3, Medusa-1, Hydra++ and DFlash, in their published formats.
 
 Heads learn the target's distribution (soft cross-entropy, by steps); EAGLE its next state too.
 Texts are packed one after the other. The head's own inference code reads them through
@@ -9,6 +9,7 @@ at zero: on few texts that is most of what it will know.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +24,9 @@ from scripts.training.trainer import Recipe
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.checkpoints import int8
 from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
-from specbench.models.heads import hydra_heads
-from specbench.models.heads.decoder import TrainedHead
+from specbench.models.heads import dflash, hydra_heads
+from specbench.models.heads.decoder import TrainedHead, rotated
+from specbench.models.heads.dflash import BlockHead
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.layer_shape import LayerShape, read_shape
@@ -36,10 +38,13 @@ from specbench.paths import ASSETS
 from specbench.storage import jsonl
 
 FOLDER = ASSETS / "heads_smollm2_135m"
-LAYERS = (2, 19, 27)  # states that EAGLE-3 reads
+LAYERS = (2, 19, 27)  # states that EAGLE-3 and DFlash read
 MIX = Mix(texts=8, asked=32, read=31, batch=96, layers=(*LAYERS, -1))
 HEADS = 4  # of Medusa and Hydra
 HYDRA_BLOCKS = 4
+BLOCK = 8  # rows of DFlash, and its layers
+BLOCK_LAYERS = 2
+_MASK_ID = 3  # a special token that no text has
 _CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
 _DECAY = 0.8  # of a later step's loss, as EAGLE-3 has it
 _NOISE = 0.1  # on EAGLE-1's features, of their standard deviation; uniform
@@ -62,6 +67,7 @@ RECIPES = {
     "medusa": Recipe(name="medusa", steps=HEADS),
     "eagle3": Recipe(name="eagle3", layers=LAYERS, vocab=4096, vocab_in_training=16384),
     "hydra": Recipe(name="hydra", steps=HEADS, lr=5e-4),
+    "dflash": Recipe(name="dflash", layers=LAYERS, steps=BLOCK - 1),
 }
 
 
@@ -180,6 +186,29 @@ class UnrolledCache:
             plan=AttentionPlan(mask=mask[None, None]),
             nodes=None,
         )
+
+
+class BlockCache(UnrolledCache):
+    """Context rows of a batch, and the blocks that DFlash drafts behind some of them."""
+
+    def __init__(self, batch: Batch, head: BlockHead, states: torch.Tensor) -> None:
+        super().__init__(batch, head.shape)
+        rows = self.committed_rows(len(batch))
+        parts = head._context(states).permute(1, 2, 3, 0, 4)
+        self._context = [(rotated(keys, rows)[None], values[None]) for keys, values in parts]
+
+    def block_rows(self, last: torch.Tensor) -> Rows:
+        """Plan a pass of a block behind each of the batch's rows ``last``."""
+        rows = last.repeat_interleave(BLOCK)
+        positions = self._positions[rows] + 1 + torch.arange(len(rows), device=rows.device) % BLOCK
+        same_block = rows[:, None] == rows
+        return self._rows(positions, torch.cat([self._seen[rows], same_block], dim=1))
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self._context[layer]
+        return torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
 
 
 class TrainableHead(ABC):
@@ -317,6 +346,14 @@ class TrainableHead(ABC):
         flat = self.target | (self.target.get("rope_parameters") or {})
         return {"model_type": "llama"} | {k: flat[k] for k in _LAYER if flat.get(k) is not None}
 
+    def joined_pairs(self) -> Pairs:
+        """Pair the states of some layers with the next state, for a linear start."""
+        for batch in self.sample:
+            # The first token's states are thousands of times as large as all others.
+            rows = batch.rows_for(0)
+            rows = rows[batch.positions[rows] > 0]
+            yield batch.states[rows, :-1].flatten(1), batch.states[rows + 1, -1]
+
     def length(self) -> float:
         """Compute the mean root mean square of the target's states."""
         roots = [batch.states[:, -1].pow(2).mean(-1).sqrt() for batch in self.sample]
@@ -370,15 +407,7 @@ class TrainableEagle3(TrainableHead):
         self.ids = self.common[: recipe.vocab_in_training].sort().values.to(self.device)
         self.module = Eagle3Head(self.ends, read_config(self._config(self.ids), frozenset(), ""))
         self.module.target_ids = self.ids
-
-        def pairs() -> Pairs:
-            for batch in self.sample:
-                # The first token's states are thousands of times as large as all others.
-                rows = batch.rows_for(0)
-                rows = rows[batch.positions[rows] > 0]
-                yield batch.states[rows, :-1].flatten(1), batch.states[rows + 1, -1]
-
-        _fit_linear(self.module.fc, pairs())
+        _fit_linear(self.module.fc, self.joined_pairs())
         with torch.no_grad():
             self.module.lm_head.weight.copy_(self.ends.lm_head[self.ids])
             self.module.lm_head.weight.requires_grad_(False)
@@ -504,11 +533,62 @@ class TrainableHydra(TrainableHead):
         return {key: weight.clone() for key, weight in state.items()}, config
 
 
+class TrainableDFlash(TrainableHead):
+    """Context rows start as the best linear guess of the next state; layers add nothing yet.
+
+    Blocks begin behind half of the rows that learn more than one guess. Later guesses weigh less,
+    as published; the first hidden states of a text, thousands of times as large, are normed away.
+    """
+
+    states = slice(None)
+    decay = math.exp(-1 / 4)
+    module: BlockHead
+
+    def start(self) -> None:
+        config = self._config()
+        read = dflash.read_config(config, "the recipe", self.target["num_hidden_layers"])
+        self.module = BlockHead(self.ends, read_shape(config, "the target"), read)
+        _fit_linear(self.module.fc, self.joined_pairs())
+        nn.init.constant_(self.module.norm.weight, self.length())
+        for layer in cast(Any, self.module.layers):
+            _set_to_zero(layer.self_attn.o_proj, layer.mlp.down_proj)
+
+    def _config(self) -> dict[str, Any]:
+        ids = [layer - 1 for layer in self.recipe.layers]
+        return self.layer() | {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "head_dim": self.target["hidden_size"] // self.target["num_attention_heads"],
+            "num_hidden_layers": BLOCK_LAYERS,
+            "num_target_layers": self.target["num_hidden_layers"],
+            "block_size": BLOCK,
+            "dflash_config": {"mask_token_id": _MASK_ID, "target_layer_ids": ids},
+        }
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+        last = batch.rows_for(0)
+        last = last[batch.continues[last]][::2]
+        if not len(last):
+            return []
+        ids = torch.full((len(last), BLOCK), _MASK_ID, device=self.device)
+        ids[:, 0] = batch.tokens[last + 1]
+        head, joined = self.module, batch.states[:, :-1].flatten(1)
+        rows = BlockCache(batch, head, joined).block_rows(last)
+        out = head.step(ids.flatten(), self.ends.embedding[ids.flatten()], rows)
+        out = out.view(len(last), BLOCK, -1)
+        usable = [torch.isin(last, batch.rows_for(step)) for step in range(steps)]
+        return [(last[kept], out[kept, 1 + step]) for step, kept in enumerate(usable)]
+
+    def file(self) -> File:
+        return self.module.state_dict(), self._config()
+
+
 FAMILIES: dict[str, type[TrainableHead]] = {
     "eagle": TrainableEagle,
     "medusa": TrainableMedusa,
     "eagle3": TrainableEagle3,
     "hydra": TrainableHydra,
+    "dflash": TrainableDFlash,
 }
 
 

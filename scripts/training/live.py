@@ -28,6 +28,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "medusa": {"lr": 2e-3, "vocab": 4096},
     "eagle3": {"lr": 2e-3, "steps": 5},
     "hydra": {"lr": 1e-3},
+    "dflash": {},
 }
 RECIPES = {
     name: replace(heads.RECIPES[name], average=0.999, batch_tokens=4096, **changes)

@@ -24,6 +24,7 @@ _TITLES = {
     "hydra": "Hydra++ heads (shared LM head)",
     "eagle": "An EAGLE-1/2 head",
     "eagle3": "An EAGLE-3 head",
+    "dflash": "A DFlash head",
 }
 _CARD = """# {title} for SmolLM2-135M-Instruct
 

@@ -109,8 +109,8 @@ def test_heads_come_back_in_pieces_and_must_have_learnt(tmp_path):
         (lessons / f"heads/h{i}").mkdir(parents=True)
         facts = {"name": f"h{i}", "curve": {f"visits {n}": f"loss {n}" for n in curve}}
         (lessons / f"heads/h{i}/training.json").write_text(json.dumps(facts))
-    (lessons / "texts").write_bytes(random.Random(0).randbytes(15 * 2**20))
-    command = (PACK + "pack half").format(lessons=lessons, work=work)
+    (lessons / "texts").write_bytes(random.Random(0).randbytes(15 * 2**10))
+    command = (PACK.replace("15M", "15k") + "pack half").format(lessons=lessons, work=work)
     subprocess.run(["bash", "-c", command], check=True)
     assert [path.name for path in sorted(work.iterdir())] == ["live.tgz.0", "live.tgz.1"]
     assert "learnt nothing: ['h3']" in lessons_learnt({}, work)
