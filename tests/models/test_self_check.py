@@ -366,9 +366,10 @@ def commit_keys_alone(cache, commit, rows, count, retained=0):
 def commit_all_states(cache, commit, rows, count, retained=0):
     """The state goes on behind all rows of the pass, as if all were accepted."""
     KVCache.commit(cache, rows, count)
-    for layer in cache.layers.values():
-        if layer.window is not None:
-            layer.commit(None, layer.window.shape[-1] - layer.inputs.shape[-1])
+    for key, read in cache._passes.items():
+        kept = cache.layers[key]
+        cache.layers[key] = read.behind(kept, None, read.window.shape[-1] - kept.inputs.shape[-1])
+    cache._passes = {}
 
 
 def other_heads(arguments):
