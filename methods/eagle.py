@@ -40,7 +40,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext
 from specbench.draft_structures.head_tree import DynamicTreeDrafter, FixedTreeDrafter
-from specbench.models.heads import eagle, eagle3, state_ids
+from specbench.models.heads import eagle, eagle3
 
 
 @dataclass(kw_only=True, eq=False)
@@ -142,7 +142,7 @@ class Eagle3(DynamicTreeDrafter):
             self._head.reserve(len(ids), 1)
             self._reserved = 0  # the cache was made for this sequence
             here = [rows.to(self._device) for rows in states]
-            state_ids.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
+            eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 
     @property
     def _variant(self) -> tuple[int, ...]:

@@ -64,8 +64,8 @@ from specbench.models.checks.audit_tolerance import (
 from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
 from specbench.models.draft.model import latency_ratio
 from specbench.models.graph_target import GraphTarget, no_graphs
+from specbench.models.heads import eagle3
 from specbench.models.heads import folder as head_folder
-from specbench.models.heads import state_ids
 from specbench.models.heads.drafter import heads_of
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
@@ -725,5 +725,5 @@ def _layers_of_heads(heads: Mapping[str, str], model: ModelConfig, n_layers: int
         if folder is None:
             log.info("pair.heads.%s is not here: what it reads is recorded by record_layers", name)
         else:
-            layers += state_ids.ids_read_by(folder, n_layers)
+            layers += eagle3.ids_read_by(folder, n_layers)
     return layers

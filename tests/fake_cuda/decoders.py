@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from methods.card import Card
-from methods.dflash import DFlash, DSpark
+from methods.dflash import DFlash
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
@@ -70,7 +70,7 @@ HEADS: dict[str, Callable[[], Drafter]] = {
     "eagle2": lambda: Eagle2(total=9, depth=2, top_k=3),
     "eagle3": lambda: Eagle3(total=9, depth=2, top_k=3),
     "dflash": lambda: DFlash(tree="dynamic", nodes=9),
-    "dspark": DSpark,
+    "dspark": lambda: DFlash(name="dspark", head="dspark"),
 }
 
 

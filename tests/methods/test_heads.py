@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from methods.choose import Choose
-from methods.dflash import DFlash, DSpark
+from methods.dflash import DFlash
 from methods.eagle import Eagle, Eagle2, Eagle3
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
@@ -28,6 +28,7 @@ from specbench.draft_structures.marginal_tree import likeliest_prefixes
 from specbench.draft_structures.static_tree import TREES, load_tree
 from specbench.errors import ConfigurationError
 from specbench.models.draft.loading import ID_MAP_FILE
+from specbench.models.heads import dflash, row_cache
 from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target
@@ -47,11 +48,10 @@ TREE = {
     "eagle": (lambda: Eagle(levels=[3, 4, 2]), plain.eagle_guess, plain.static_tree),
     "eagle2": (lambda: Eagle2(total=9, depth=2, top_k=3), plain.eagle_guess, plain.dynamic_tree),
     "eagle3": (lambda: Eagle3(total=9, depth=2, top_k=3), plain.eagle3_guess, plain.dynamic_tree),
-    "dflash": (DFlash, plain.block_guess, plain.static_tree),
     "dflash_tree": (lambda: DFlash(tree="dynamic", nodes=9), plain.block_guess, likeliest_prefixes),
-    "dspark": (DSpark, plain.block_guess, plain.static_tree),
 }
-LAYERS = {"eagle3": IDS, "dflash": (0, 1), "dflash_tree": (0, 1), "dspark": (0, 1)}
+BLOCKS = ("dflash", "dspark", "gated", "vanilla", "dflash_tree")
+TREE |= {b: (partial(DFlash, head=b), plain.block_guess, plain.static_tree) for b in BLOCKS[:4]}
 HEADS = {
     "medusa": tiny_heads.medusa(),
     "ddtree": tiny_heads.medusa(),
@@ -62,6 +62,8 @@ HEADS = {
     "dflash": tiny_heads.dflash(),
     "dflash_tree": tiny_heads.dflash(),
     "dspark": tiny_heads.dspark(),
+    "gated": tiny_heads.dspark(kind="gated"),
+    "vanilla": tiny_heads.dspark(kind="vanilla"),
 }
 
 
@@ -82,7 +84,7 @@ def begin(drafter, context):
     """Return the drafter's state after ``PROMPT`` and one more token."""
     drafter.setup(context)
     state = DecodeState(PROMPT, 40)
-    drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,)))
+    drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, drafter.layers))
     state.commit(PROMPT[:1])
     drafter.begin(state)
     return state
@@ -110,7 +112,9 @@ def check_trees(name, folders, n_texts, n_steps=3):
     """Compare trees over several steps of random texts that contain drafted tokens."""
     drafter = TREE[name][0]()
     drafter.setup(DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders))
-    layers = LAYERS.get(name, (AFTER_FINAL_NORM,))
+    layers = (
+        IDS if name == "eagle3" else (0, 1) if isinstance(drafter, DFlash) else (AFTER_FINAL_NORM,)
+    )
     for seed in range(n_texts):
         random = np.random.default_rng(seed)
         text = random.integers(0, tiny_heads.VOCAB, 4)
@@ -167,7 +171,25 @@ def own_ids_as_the_target_s(patch):
     patch.setattr("specbench.models.heads.decoder.TrainedHead.to_target_ids", lambda self, ids: ids)
 
 
+def infill_one_off(patch):
+    patch.setattr(dflash.BlockConfig, "infill", property(lambda self: self.markov_rank > 0))
+
+
+def window_ignored(patch):
+    plan = row_cache.AttentionPlan()
+    patch.setattr(row_cache, "AttentionPlan", lambda **masks: plan)
+
+
+def memory_lost(patch):
+    step = dflash.MarkovHead.forward
+    patch.setattr(dflash.MarkovHead, "forward", lambda self, *a: (step(self, *a)[0], None))
+
+
 MISTAKES = [
+    ("dflash", infill_one_off),
+    ("dspark", infill_one_off),
+    ("dflash", window_ignored),
+    ("dspark", memory_lost),
     ("medusa", states_before_the_final_norm),
     ("hydra", rows_of_a_step_not_read),
     ("eagle", embedding_of_the_row_s_own_token),
@@ -198,7 +220,7 @@ WIDE = {
     "eagle3": lambda: Eagle3(total=25, depth=2, top_k=6, layer_ids=[0, 1, 2]),
     "dflash": DFlash,
     "dflash_tree": lambda: DFlash(tree="dynamic", nodes=24),
-    "dspark": DSpark,
+    "dspark": lambda: DFlash(head="dspark"),
     "sam_eagle2": lambda: SuffixAutomatonDecoding(
         auxiliary=Eagle2(total=20, depth=2, top_k=5), automata="dynamic", len_threshold=2,
         max_predicts=6,
@@ -264,7 +286,8 @@ def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)
     drafter = TREE[name][0]() if name in TREE else WIDE[name]()
     ghost = tiny_heads.Ghost(exact.VOCAB)
-    drafter.setup(DraftContext(exact.VOCAB, frozenset(), target=ghost, heads=heads))
+    context = DraftContext(exact.VOCAB, frozenset(), target=ghost, heads=heads, sampling=sampling)
+    drafter.setup(context)
     outputs, per_step = exact.turns(RejectionVerifier(sampling), drafter, 400, 8)
     assert exact.worst_p(outputs, exact.distribution_of(sampling)) > exact.P_LEAST
     assert exact.transitions_p(outputs, sampling) > exact.P_LEAST
@@ -470,3 +493,25 @@ def test_a_tree_deeper_than_there_are_heads_is_refused(folders):
     for drafter, n in ((Medusa(levels=[1] * 6), 5), (Hydra(levels=[1] * 5), 4)):
         with pytest.raises(ConfigurationError, match=f"has {n} heads"):
             drafter.setup(context)
+
+
+def test_a_block_ends_before_the_first_unsure_token(folders):
+    context = DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders)
+    whole = (drafter := DFlash(head="dspark")).propose(begin(drafter, context))
+    confidences = whole.path_probs / np.append(1, whole.path_probs[:-1])
+    drafter = DFlash(head="dspark", confidence=float(confidences[1:].min()) + 1e-6)
+    cut = drafter.propose(begin(drafter, context))
+    assert paths_of(cut) == paths_of(whole)[: (confidences < drafter.confidence).argmax()]
+
+
+def test_what_a_block_drafter_cannot_run_is_refused(folders):
+    context = DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders)
+    for drafter in (DFlash(head="dspark", tree="dynamic"), DFlash(confidence=0.5)):
+        with pytest.raises(ConfigurationError, match=r"Type .* method\.confidence=0\."):
+            drafter.setup(context)
+    config = {**tiny_heads.dflash()[0], "dflash_config": {"mask_token_id": 1}}
+    for wrong in ({"num_target_layers": 9}, {"target_layer_ids": [0, 7]}):
+        with pytest.raises(ConfigurationError, match="this one has 8"):
+            dflash.read_config(config | wrong, "", 8)
+    spread = dflash.read_config(config | {"num_hidden_layers": 5}, "", 36)
+    assert spread.layer_ids == (2, 10, 18, 26, 34)  # those of the authors' head for Qwen3-8B

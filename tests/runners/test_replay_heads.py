@@ -13,7 +13,7 @@ from runners.search import Candidate, Entries, Replays
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
-from specbench.models.heads import state_ids
+from specbench.models.heads import eagle3
 from specbench.models.heads.layer_shape import read_shape
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
@@ -32,7 +32,6 @@ METHODS = {
     "eagle2": "total: 40, depth: 3, top_k: 12",
     "eagle3": f"total: 40, depth: 3, top_k: 12, layer_ids: {LAYERS}",
     "dflash": "tree: dynamic",
-    "dspark": "block_size: 3",
     "sam_eagle2": "len_threshold: 3, auxiliary: {method: eagle2, total: 30, depth: 2, top_k: 12}",
     "union": "drafters: [pld, {method: medusa, tree: dynamic}, hydra], max_nodes: 60",
 }
@@ -171,7 +170,7 @@ def test_a_run_looks_for_the_layers_that_a_head_was_trained_on(with_heads, tmp_p
     def checked_ids(head, all_states, ids, layers):
         calls.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}, layers))
 
-    monkeypatch.setattr(state_ids, "checked_ids", checked_ids)
+    monkeypatch.setattr(eagle3, "checked_ids", checked_ids)
     entry = "compare=[{method: eagle3, total: 6, depth: 1, top_k: 3, layer_ids: [0, 0, 0]}]"
     overrides = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here([*with_heads, *overrides]) == 0

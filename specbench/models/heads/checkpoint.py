@@ -172,38 +172,22 @@ def own_embedding(checkpoint: Checkpoint, target: TargetInfo, width: int) -> tor
         WeightsNotFound: it has not one such row for each of the target's ids, is not finite, or is
             missing where the target's has another width.
     """
-    return own_copy(checkpoint, target, EMBEDDING, target.embeddings.embedding, width)
-
-
-def own_copy(
-    checkpoint: Checkpoint,
-    target: TargetInfo,
-    key: str,
-    theirs: torch.Tensor,
-    width: int | None = None,
-) -> torch.Tensor | None:
-    """Give the head's own matrix where it is not the target's, as `own_embedding` does.
-
-    Args:
-        theirs: ``[vocab, hidden]`` the target's.
-        width: of the head's rows, where it may differ from the target's.
-    """
-    vocab, hidden = theirs.shape
-    width = width or hidden
-    tensor = checkpoint.tensors.get(key)
+    ends = target.embeddings.embedding
+    vocab, hidden = ends.shape
+    tensor = checkpoint.tensors.get(EMBEDDING)
     if tensor is None and width == hidden:
         return None
     if tensor is None or tensor.shape != (vocab, width):
         raise checkpoint.refuse(
-            f"has {key} as {'nothing' if tensor is None else list(tensor.shape)}, where "
+            f"has {EMBEDDING} as {'nothing' if tensor is None else list(tensor.shape)}, where "
             f"config.json and the target ask for {[vocab, width]}. Take the head of this target."
         )
-    weight = checkpoint.weight(key, target)
-    table = theirs.to(target.device, target.dtype)
+    weight = checkpoint.weight(EMBEDDING, target)
+    table = ends.to(target.device, target.dtype)
     # One of the two may have been rounded to float16, the other to bfloat16.
     if weight.shape == table.shape and torch.allclose(weight, table, rtol=1e-2, atol=1e-5):
         return None
-    log.warning("%s has another %s than the target; its own is used", checkpoint.file, key)
+    log.warning("%s has another token embedding than the target; its own is used", checkpoint.file)
     return weight
 
 

@@ -82,15 +82,8 @@ class Attention(nn.Module):
         query = self.q_norm(self.q_proj(x).view(n, -1, self._size)).transpose(0, 1)
         key, value = (part.transpose(0, 1) for part in self.keys_and_values(x))
         keys, values = rows.update(rotated(key, rows)[None], value[None], self._layer)
-        out, _ = attend(
-            self,
-            rotated(query, rows)[None],
-            keys,
-            values,
-            None,
-            sliding_window=self.sliding_window,
-            plan=rows.plan,
-        )
+        query, window = rotated(query, rows)[None], self.sliding_window
+        out, _ = attend(self, query, keys, values, None, sliding_window=window, plan=rows.plan)
         projected: torch.Tensor = self.o_proj(out.reshape(n, -1))
         return projected
 

@@ -11,7 +11,7 @@ lower, and a configuration does not say which it means. One off costs most of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +21,9 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 from specbench.decoding.protocols import ModelWork, TargetEmbeddings, TargetInfo
+from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
-from specbench.models.heads import checkpoint
+from specbench.models.heads import checkpoint, dflash
 from specbench.models.heads.decoder import DecoderLayer, TrainedHead, row_call
 from specbench.models.heads.layer_shape import LayerShape, Size, checked, read_shape
 from specbench.models.heads.row_cache import Rows
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 FILES = ("model.safetensors", "pytorch_model.bin")
 # What the loader reads itself, and a buffer that old files keep.
 _OPTIONAL = r"embed_tokens\.weight|d2t|t2d|(midlayer|layers\.0)\.self_attn\.rotary_emb\.inv_freq"
+_CLEARLY = 0.1  # more of the tokens agree than with the ids given
 
 
 class _States(BaseModel):
@@ -209,16 +211,6 @@ class Eagle3Head(TrainedHead):
         logits: torch.Tensor = self.lm_head(normed)
         return logits
 
-    def agreement(self, ids: torch.Tensor, states: torch.Tensor) -> float:
-        """Compute the share of a text's tokens that the head guesses from its true states.
-
-        Args:
-            ids: ``[n]``, at least 3.
-            states: ``[n, width]``.
-        """
-        guesses = self.logits(self.catch_up(ids[1:-1], states[:-2])).argmax(-1)
-        return float((self.to_target_ids(guesses) == ids[2:]).double().mean())
-
 
 def load(folder: Path, target: TargetInfo, layer_ids: tuple[int, ...] = ()) -> Eagle3Head:
     """Load the EAGLE-3 head in ``folder``, of either dialect.
@@ -289,3 +281,53 @@ def _target_ids(stored: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> 
 def default_ids(n_layers: int) -> tuple[int, ...]:
     """List the ids that the authors' code takes for a target of ``n_layers`` layers."""
     return (2, n_layers // 2, n_layers - 3)
+
+
+def ids_read_by(folder: Path, n_layers: int) -> tuple[int, ...]:
+    """Read from config.json the ids of the states that a head of any kind reads.
+
+    Raises:
+        WeightsNotFound: it is damaged.
+        ConfigurationError: it is an EAGLE-3 or DFlash head's, of a kind that is not read here.
+    """
+    config = checkpoint.read_json(folder)
+    if {"dflash_config", "markov_rank"} & set(config):
+        return dflash.read_config(config, str(folder / "config.json"), n_layers).layer_ids
+    if not {"draft_vocab_size", "speculators_model_type", "eagle_config"} & set(config):
+        return (AFTER_FINAL_NORM,)
+    head = read_config(config, frozenset(), str(folder / "config.json"))
+    return (head.layer_ids or default_ids(n_layers)) if head.joins_states else (AFTER_FINAL_NORM,)
+
+
+@torch.no_grad()
+def checked_ids(
+    head: Eagle3Head, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
+) -> tuple[int, ...]:
+    """Give the best of ``layers`` and their neighbors by one; warn where it is clearly a neighbor.
+
+    The best one has the head guess the largest share of a text from the target's true states. The
+    head's cache is empty afterwards.
+
+    Args:
+        states: all hidden states ``[n, hidden]`` of the text, embeddings first.
+        ids: ``[n]`` its tokens, at least 3; best an answer of the target itself.
+        layers: which states the head gets.
+    """
+    given = tuple(layers)
+    shares: dict[tuple[int, ...], float] = {}
+    for chosen in (tuple(i + by for i in given) for by in (0, -1, 1)):
+        # The last state comes after the final norm, so no layer reads it.
+        if min(chosen) >= 0 and max(chosen) < len(states) - 1:
+            head.cache.truncate(0)
+            side_by_side = torch.cat([states[i] for i in chosen], dim=-1)
+            guesses = head.logits(head.catch_up(ids[1:-1], side_by_side[:-2])).argmax(-1)
+            shares[chosen] = float((head.to_target_ids(guesses) == ids[2:]).double().mean())
+    head.cache.truncate(0)
+    best = max(shares, key=shares.__getitem__, default=given)
+    if given in shares and shares[best] >= shares[given] + _CLEARLY:
+        log.warning(
+            "the head agrees with the target on %.0f %% of a text with layer ids %s, on %.0f %% "
+            "with %s: pass layer_ids=%s",
+            *(100 * shares[given], list(given), 100 * shares[best], list(best), list(best)),
+        )
+    return best

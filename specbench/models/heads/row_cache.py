@@ -142,8 +142,7 @@ class RowCache:
     def committed_rows(self, n: int, *, attended: bool = True) -> Rows:
         """Plan a pass over the next ``n`` committed rows; held nodes are dropped.
 
-        Args:
-            attended: whether the rows look at keys; else they only leave some.
+        Rows that are not ``attended`` look at nothing and only leave keys and values.
 
         Raises:
             ValueError: there is no room for them.
@@ -210,10 +209,8 @@ class RowCache:
     def block_rows(self, n: int, windows: Collection[int] = ()) -> Rows:
         """Plan a pass over the ``n`` rows after the committed ones, which all see each other.
 
-        They are held as nodes are: the next pass over committed rows or a block drops them.
-
-        Args:
-            windows: tokens that a layer looks back, for each size that some layer has.
+        They are held as nodes, which are dropped before. ``windows`` are tokens that layers look
+        back.
         """
         depths = self._positions[:n]
         seen = torch.ones(n, n, dtype=torch.bool, device=depths.device)
@@ -227,13 +224,9 @@ class RowCache:
             segments = tuple(self._cache.segments(1, n, seen))
             return Rows(self._cache, cos, sin, AttentionPlan(), nodes, segments)
         behind = positions[:, None] - self._positions[: self.length + n]
-        plan = AttentionPlan(windowed={w: self._mask(behind < w) for w in windows})
-        return Rows(self._cache, cos, sin, plan, nodes)
-
-    def _mask(self, visible: torch.Tensor) -> torch.Tensor:
-        """Make an additive mask ``[1, 1, rows, keys]``."""
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
-        return mask.masked_fill_(~visible, torch.finfo(self._dtype).min)[None, None]
+        masks = torch.zeros_like(behind, dtype=self._dtype)[None, None]
+        windowed = {w: masks.masked_fill(behind >= w, -torch.inf) for w in windows}
+        return Rows(self._cache, cos, sin, AttentionPlan(windowed=windowed), nodes)
 
     def _rows(
         self,
@@ -246,11 +239,13 @@ class RowCache:
         if self._window is not None:
             keys = self._positions[: visible.shape[1]] if keys is None else keys
             visible = visible & (positions[:, None] - keys < self._window)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
+        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
         return Rows(
             self._cache,
             self._cos[positions],
             self._sin[positions],
-            AttentionPlan(mask=self._mask(visible)),
+            AttentionPlan(mask=mask[None, None]),
             nodes,
         )
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specbench.decoding.protocols import run_to_completion
 from specbench.kernels import panel_kernels
 from specbench.kernels.packed_linear import pack_linears
 from specbench.models.heads import decoder
+from specbench.models.heads.dflash import BlockHead, read_config
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specbench.models.heads.hydra_heads import HydraHeads
@@ -25,6 +27,11 @@ def _head(kind, width=48, **more):
     ends = SimpleNamespace(embedding=torch.randn(_VOCAB, width), packed=None)
     if kind == "eagle":
         head = EagleHead(ends, shape)
+    elif kind == "block":
+        config = {"architectures": ["DFlashDraftModel"], "block_size": 4, "mask_token_id": 0,
+                  "num_hidden_layers": 2, "target_layer_ids": [1]}  # fmt: skip
+        ends.lm_head = ends.embedding
+        head = BlockHead(ends, shape, read_config(config, "", 8))
     elif kind == "hydra":
         head = HydraHeads(ends, n_heads=1, n_blocks=1, prefix=shape)
     else:
@@ -50,6 +57,11 @@ def _guesses(head, width, compiled):
     torch.manual_seed(2)
     size = head.shape.hidden_size
 
+    if isinstance(head, BlockHead):
+        for n in (9, 3):
+            head.catch_up(*_rows(n, width))
+            block = run_to_completion(head.guessing(torch.tensor([1]), 4))
+        return block
     features = [head.catch_up(*_rows(n, width)) for n in (9, 3, 1)]
     features.append(head.extend(*_rows(3, size), torch.tensor([-1, -1, -1])))
     features.append(head.extend(*_rows(4, size), torch.tensor([0, 2, 2, 1])))
@@ -60,7 +72,7 @@ def _guesses(head, width, compiled):
 @pytest.mark.parametrize(
     ("more", "threads"), [({}, 1), ({"qkv_bias": True, "o_bias": True, "head_norms": True}, 2)]
 )
-@pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1", "eagle3 of 2", "hydra"])
+@pytest.mark.parametrize("kind", ["block", "eagle", "eagle3 of 1", "eagle3 of 2", "hydra"])
 def test_guesses_are_those_of_the_layers(kind, more, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.models.heads import eagle, eagle3, layer_shape, row_cache, state_ids
+from specbench.models.heads import eagle, eagle3, layer_shape, row_cache
 from tests.models.heads import parity, tiny_heads
 
 
@@ -189,10 +189,10 @@ def test_a_head_that_was_trained_on_the_next_layer_is_noticed(tmp_path, caplog):
         ids[at + 2] = head.to_target_ids(head.logits(feature).argmax(-1))
     for off in ((2, 4, 6), (4, 6, 8)):
         caplog.clear()
-        assert state_ids.checked_ids(head, states, ids, off) == right
+        assert eagle3.checked_ids(head, states, ids, off) == right
         assert "layer_ids=[3, 5, 7]" in caplog.text
     caplog.clear()
-    assert state_ids.checked_ids(head, states, ids, right) == right
+    assert eagle3.checked_ids(head, states, ids, right) == right
     assert not caplog.text
 
 

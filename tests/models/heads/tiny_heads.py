@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from specbench.models.heads.dflash import BlockConfig, BlockHead
+from specbench.models.heads.dflash import BlockHead
+from specbench.models.heads.dflash import read_config as read_block
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.hydra_heads import HydraHeads
@@ -157,23 +158,26 @@ def speculators(kind="llama", n_layers=1, ids=(2, 5, 7), **flags):
 
 
 def dflash(hidden=HIDDEN, vocab=VOCAB, **more):
+    """Of two layers, one with a window."""
     inner = {"mask_token_id": vocab - 1, "target_layer_ids": [-1, 0]}
-    config = {"architectures": ["DFlashDraftModel"], "dflash_config": inner}
-    return _block(config, inner | more, hidden, vocab)
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
+    config = {"architectures": ["DFlashDraftModel"], "dflash_config": inner, **kinds}
+    return _block(config, {"use_sliding_window": True, **more}, hidden, vocab)
 
 
 def dspark(hidden=HIDDEN, vocab=VOCAB, kind="rnn", **more):
-    """With copies of the target's ends; ``kind``: of its Markov head."""
+    """``kind``: of its Markov head."""
     config = {"architectures": ["Qwen3DSparkModel"], "mask_token_id": vocab - 1, "markov_rank": 5,
               "target_layer_ids": [-1, 0], "enable_confidence_head": True, "markov_head_type": kind,
-              "confidence_head_with_markov": True}  # fmt: skip
+              "confidence_head_with_markov": kind == "rnn"}  # fmt: skip
     return _block(config, more, hidden, vocab)
 
 
 def _block(config, more, hidden, vocab):
     config |= LAYER | {"hidden_size": hidden, "num_hidden_layers": 2, "block_size": 4, **more}
-    read, shape = BlockConfig(**config | more), read_shape(config | {"model_type": "qwen3"}, "")
-    return config, random_tensors(BlockHead(target(hidden, vocab), shape, read))
+    shape = read_shape(config | {"model_type": "qwen3"}, "")
+    head = BlockHead(target(hidden, vocab), shape, read_block(config, "", 8))
+    return config, random_tensors(head)
 
 
 def save_each(folder, vocab=VOCAB, shape=None):
@@ -190,6 +194,8 @@ def save_each(folder, vocab=VOCAB, shape=None):
         "dflash": (dflash(hidden, vocab), "model.safetensors"),
         "dspark": (dspark(hidden, vocab), "model.safetensors"),
         "mtp": (mtp(hidden=hidden, vocab=vocab), "model.safetensors"),
+        "gated": (dspark(hidden, vocab, "gated"), "model.safetensors"),
+        "vanilla": (dspark(hidden, vocab, "vanilla"), "model.safetensors"),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, (head, file) in heads.items():
