@@ -72,3 +72,8 @@ def test_what_a_model_takes_and_there_is(machine, overrides, free, refused):
 def test_the_experts_of_a_mixture_are_counted(name, billions):
     shape = compose([f"model={name}"]).model.shape_config
     assert memory._parameters(shape) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def test_latents_take_less_than_the_keys_and_values_of_all_heads():
+    model = compose(["model=deepseek_v2_lite"]).model
+    assert memory._text_bytes(model) == 27 * (512 + 64) * 2 * 4096
