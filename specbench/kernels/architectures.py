@@ -124,11 +124,13 @@ def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
 STATEFUL = {"linear_attention", "conv", "hybrid", "mamba"}
 # Types of models that are refused, and why.
 _FROM_EMPTY = "reads several rows behind a text from an empty state in transformers"
-_STATES = {
+_BY_DISTANCE = "adds a bias by distance to attention, which this project's lacks"
+_REFUSED = {
     "recurrent_gemma": "keeps its state in the layers themselves, which cannot go back where a "
     "draft is rejected",
     "minimax": "keeps its state in a cache class of its own",
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), _FROM_EMPTY),
+    **dict.fromkeys(("inkling_text", "inkling2_text"), _BY_DISTANCE),
 }
 
 
@@ -161,8 +163,8 @@ def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: in
             go beyond a switch; names the feature.
     """
     config = model.config.get_text_config()
-    if config.model_type in _STATES:
-        raise ConfigurationError(f"{subject} {_STATES[config.model_type]}. {ELSE}")
+    if config.model_type in _REFUSED:
+        raise ConfigurationError(f"{subject} {_REFUSED[config.model_type]}. {ELSE}")
     switches = _switches(config)
     if not switches:
         return None

@@ -62,6 +62,7 @@ _LATENT = {
     "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
     "num_key_value_heads": 4,
 }  # fmt: skip
+_INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
 _LONGCAT = {
     "num_layers": 2, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "moe_topk": 2,
     "zero_expert_num": 2,
@@ -177,6 +178,7 @@ ARCHITECTURES = {
     "Nemotron": ("nemotron",),
     "DeepSeek-V2": ("deepseek_v2", _LATENT),
     "DeepSeek-V3": ("deepseek_v3", _LATENT),
+    "DeepSeek-V3.2": ("deepseek_v32", _LATENT | _INDEXER),
     "MiniCPM3": ("minicpm3", _LATENT),
     "Youtu": ("youtu", _LATENT),
     "GLM-4.7 Flash": ("glm4_moe_lite", _LATENT),
@@ -191,6 +193,7 @@ ARCHITECTURES = {
     "MPT": ("mpt", _MPT),
     "Mamba": ("mamba", {"state_size": 4}),
     "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "LFM3": ("lfm3", {"layer_types": ["conv", "full_attention"]}),
     "Qwen3-Next": ("qwen3_next", _DELTA_RULE | _EXPERTS | _SHARED),
     "Qwen3.5": ("qwen3_5_text", _DELTA_RULE),
     "OLMo-Hybrid": ("olmo_hybrid", _DELTA_RULE | _MANY_HEADS),

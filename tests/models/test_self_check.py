@@ -46,12 +46,10 @@ _SCALES = {
     "attention_multiplier": 0.2, "residual_multiplier": 0.5, "logits_scaling": 2.0,
     "embedding_multiplier": 3.0,
 }  # fmt: skip
-_INDEXER = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2}
 _AHEAD = {"use_bidirectional_attention": True, "head_dim": 8}
 # Beside those of the page: what else a check must get right.
 MORE = {
     "Youtu, one size": ("youtu", tiny._LATENT | {"qk_rope_head_dim": 8, "head_dim": 8}),
-    "DeepSeek-V3.2": ("deepseek_v32", tiny._LATENT | _INDEXER),
     "Granite, scaled": ("granite", _SCALES),
     "Ministral-3": ("ministral3", {"rope_parameters": _SCALED_ROPE, "head_dim": 8}),
     "Llama-4, scaled by rows": ("llama4_text", _LLAMA_4),
