@@ -65,7 +65,7 @@ def _forget_work_space() -> None:
 
 
 @contextmanager
-def _isolated() -> Iterator[None]:
+def isolated() -> Iterator[None]:
     """Isolate a capture: memory that it finds and leaves belongs to its graph."""
     collects = gc.isenabled()
     gc.disable()  # an unreferenced graph would be destroyed in the middle of this one
@@ -119,7 +119,7 @@ class Recorded:
                     self.device_part()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with _isolated(), torch.cuda.graph(graph, pool=pool, stream=stream):
+            with isolated(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 self.outputs = self.device_part()
         self._graph = graph
 

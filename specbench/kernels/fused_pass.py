@@ -24,12 +24,14 @@ from transformers import PreTrainedModel
 from specbench.kernels.architectures import sliding_window
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.compiled_pass import layers_not_known, linears_of_layer
+from specbench.kernels.cuda_graphs import isolated
 from specbench.kernels.static_rows import uses_triton
 from specbench.paths import file_name
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # weight and bias
 Product: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 _FUSED = "_specbench_fused"  # the model's attribute
+_CALLS, _CACHE_BYTES = 20, 1 << 27  # of a timed product; twice the cache of an H200
 
 
 def add_norm(
@@ -126,17 +128,11 @@ class Products:
             ways["tile"] = row_kernels.product
         return ways[self._choice(ways, x, pair, rows)](x, *pair)
 
-    def _choice(
-        self,
-        ways: Mapping[str, Callable[..., torch.Tensor]],
-        x: torch.Tensor,
-        pair: Pair,
-        rows: int,
-    ) -> str:
+    def _choice(self, ways: Mapping[str, Product], x: torch.Tensor, pair: Pair, rows: int) -> str:
         """Time all ``ways`` once per shape and GPU; a capture's warm-ups come before it."""
         if not x.is_cuda or len(ways) == 1:
             return "library"
-        self._read_kept(x.device)
+        self._read_saved(x.device)
         key = f"{rows} x {x.shape[-1]} x {len(pair[0])} {str(x.dtype).removeprefix('torch.')}"
         if key not in self._fastest:
             if torch.cuda.is_current_stream_capturing():
@@ -145,28 +141,54 @@ class Products:
             self._fastest[key] = min(times, key=times.__getitem__)
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.write_text(json.dumps(self._fastest, indent=0))
-        return self._fastest[key]
+                partial = self._file.with_suffix(".partial")
+                partial.write_text(json.dumps(_saved(self._file) | self._fastest, indent=1))
+                partial.replace(self._file)
+        way = self._fastest[key]
+        return way if way in ways else "library"
 
-    def _read_kept(self, device: torch.device) -> None:
+    def _read_saved(self, device: torch.device) -> None:
         if self._folder is not None and self._file is None:
             name = f"{torch.cuda.get_device_name(device)}-{torch.__version__}"
             self._file = self._folder / f"{file_name(name)}.json"
-            if self._file.is_file():
-                self._fastest = json.loads(self._file.read_text())
+            self._fastest = _saved(self._file)
+
+
+def _saved(file: Path) -> dict[str, str]:
+    """Read what earlier runs found to be the fastest; nothing of a damaged file."""
+    try:
+        saved = json.loads(file.read_text())
+    except (OSError, ValueError):
+        saved = {}
+    return saved if isinstance(saved, dict) else {}
 
 
 def _seconds(way: Product, x: torch.Tensor, pair: Pair) -> float:
-    """Time one product; the best of some, after two that compile and warm up."""
+    """Time a product within a graph, as passes have it; infinite where it does not fit the GPU.
+
+    Weights are read from memory: copies of a small matrix are too many for the GPU's cache.
+    """
+    weight, bias = pair
+    copies = [weight, *(weight.clone() for _ in range(_CACHE_BYTES // weight.nbytes))]
+    try:
+        way(x, *pair)  # compiles
+    except Exception as error:  # Triton's, of which a build without it has no class
+        if type(error).__name__ != "OutOfResources":
+            raise
+        return float("inf")
+    graph = torch.cuda.CUDAGraph()
+    with isolated(), torch.cuda.graph(graph):
+        for number in range(_CALLS):
+            way(x, copies[number % len(copies)], bias)
     times = []
-    for _ in range(12):
+    for _ in range(4):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        way(x, *pair)
+        graph.replay()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
-    return float(min(times[2:]))
+    return float(min(times[1:]))
 
 
 @dataclass(frozen=True, slots=True)

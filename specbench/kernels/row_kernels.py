@@ -19,6 +19,7 @@ with float32 copies of bfloat16 tiles in products, which it multiplies wrongly.
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 import triton
@@ -30,7 +31,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROW_TILE = 16  # query rows that share a read of the keys
 KEY_TILE = 64
 MOST_SPLITS = 32  # of the cache: enough programs to use all of a GPU's memory channels
-OUTPUT_TILE, INNER_BYTES = 32, 512  # three stages of a product's tiles: 144 KB of shared memory
+OUTPUT_TILE = 32
 EXACT_ROWS = 64  # rows of a product's tile: the tensor cores are idle at fewer
 
 
@@ -161,7 +162,7 @@ def _attend_split(
     dtype = x.dtype
     if COPIES:
         x = x.to(tl.float32)
-    first = (batch * kv_batch + head * cache_rows * SIZE).to(tl.int64)
+    first = batch.to(tl.int64) * kv_batch + head.to(tl.int64) * cache_rows * SIZE
     top = tl.full([M], float("-inf"), tl.float32)
     mass = tl.zeros([M], tl.float32)
     result = tl.zeros([M, BLOCK], tl.float32)
@@ -251,6 +252,7 @@ def attend(
         query.stride(0), query.stride(1), query.stride(2), keys.stride(0),
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, BLOCK=block, M=ROW_TILE, N=KEY_TILE,
         WINDOW=window or 0, CAP=softcap or 0.0, COPIES=INTERPRETED,
+        num_stages=1 if size * query.element_size() > 256 else 2,
     )  # fmt: skip
     out = query.new_empty(batch, rows, heads, size)
     _merge[(batch * rows * heads,)](
@@ -304,13 +306,27 @@ def _row_product(
     tl.store(out + column, result.to(out.dtype.element_ty), mask=column < outputs)
 
 
+@cache
+def inner_bytes(device: torch.device) -> int:
+    """Choose the bytes of a product's rows that a tile holds, by the GPU's shared memory.
+
+    Three stages of 512 take 144 KB, which an A100 and an H100 have, and others half of it.
+    """
+    if device.type != "cuda":
+        return 512
+    gpu = torch.cuda.get_device_properties(device)
+    memory = getattr(gpu, "shared_memory_per_block_optin", 0)
+    return 512 if memory > 147_456 else 256
+
+
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply ``x [..., inner]`` with ``weight [outputs, inner]``."""
     outputs, inner = weight.shape
     rows, out = x.numel() // inner, x.new_empty(*x.shape[:-1], outputs)
+    inner_tile = inner_bytes(x.device) // x.element_size()
     _product[(triton.cdiv(outputs, OUTPUT_TILE), triton.cdiv(rows, EXACT_ROWS))](
         x, weight, weight if bias is None else bias, out, rows, outputs, inner,
-        BIAS=bias is not None, M=EXACT_ROWS, N=OUTPUT_TILE, K=INNER_BYTES // x.element_size(),
+        BIAS=bias is not None, M=EXACT_ROWS, N=OUTPUT_TILE, K=inner_tile,
         COPIES=INTERPRETED, num_stages=3,
     )  # fmt: skip
     return out

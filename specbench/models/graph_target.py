@@ -481,7 +481,7 @@ class GraphTarget(GraphRecorder, Target):
 
         `describe` tells the result. What the cache holds is lost.
         """
-        random, most = np.random.default_rng(0), min(self.max_nodes, 63)
+        random, most = np.random.default_rng(0), max(1, min(self.max_nodes, 63))
         texts = [n for n in (1, 40, 200, 1000) if n + most < self.cache.max_len]
         n_equal = n_rows = 0
         for n in texts:
@@ -635,7 +635,7 @@ class GraphTarget(GraphRecorder, Target):
     def expect_chain(self, count: int, never: torch.Tensor) -> None:
         """Capture the graph of `chain`; the ids ``never`` are not drafted."""
         self._expected_chains[count] = never
-        if self.captures:
+        if self.captures and count not in self._chains:
             step = StaticChain(self, count, never)
             self._chains[count] = step if self.record(step, f"a chain of {count}") else None
 

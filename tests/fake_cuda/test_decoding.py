@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from methods.random_drafts import RandomDrafts
 from specbench.decoding.batch import BatchEngine, TurnRequest
@@ -15,6 +16,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
+from specbench.kernels.fused_pass import Products
 from specbench.models.batch_target import BatchTarget
 from specbench.models.graph_target import StaticPass
 from specbench.models.hidden_states import Embeddings
@@ -155,6 +157,26 @@ def test_sequences_of_a_batch_are_one_graph_a_step(gpu, plain, dtype):
     assert not graphs and not target.eager_passes
     if gpu is not None:
         assert gpu.counts["replays"] == max(turn.n_target_passes for turn in turns)
+
+
+def test_the_fastest_product_is_chosen_once_and_kept(pretended, tmp_path):
+    def slow(x, weight, bias):
+        for _ in range(50):
+            linear(x, weight, bias)
+        return linear(x, weight, bias)
+
+    def too_large(x, weight, bias):
+        raise type("OutOfResources", (Exception,), {})
+
+    x, weight = torch.ones(1, 64, device=DEVICE), torch.ones(512, 64, device=DEVICE)
+    ways = {"library": slow, "row": linear, "tile": too_large}
+    for damaged in (False, True):
+        if damaged:
+            (file,) = tmp_path.iterdir()
+            file.write_text(file.read_text()[:9])
+        assert Products(folder=tmp_path)._choice(ways, x, (weight, None), 1) == "row"
+    calls = dict.fromkeys(ways, too_large)  # nothing is timed again
+    assert Products(folder=tmp_path)._choice(calls, x, (weight, None), 1) == "row"
 
 
 def test_freed_work_spaces_belong_to_no_graph(gpu):
