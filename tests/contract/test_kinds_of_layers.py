@@ -37,6 +37,7 @@ def decoded(target, drafter):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_all_methods_without_a_head_answer_as_plain_decoding(target, tmp_path, monkeypatch):
     expected, _ = decoded(target, Drafter(name="ar"))
     different, longest = [], {}

@@ -207,6 +207,11 @@ ARCHITECTURES = {
         "falcon_h1",
         _MAMBA_2 | {"mamba_d_ssm": 32, "mamba_n_heads": 4, "head_dim": 8},
     ),
+    "LFM2-MoE": (
+        "lfm2_moe",
+        _EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    ),
+    "Qwen3.5-MoE": ("qwen3_5_moe_text", _DELTA_RULE | _EXPERTS | _SHARED),
     "Llama-4 within a chunk": ("llama4_text", _LLAMA_4 | {"attention_chunk_size": 128}),
 }
 
