@@ -49,7 +49,7 @@ from specbench.models.heads.drafter import HeadDrafter
 
 @dataclass(kw_only=True, eq=False)
 class DFlash(HeadDrafter):
-    """DFlash or DSpark, as its head is: a block of tokens is guessed in one pass.
+    """DFlash: a small head over mask tokens guesses a block of tokens in one pass.
 
     Attributes:
         head: the head's name in ``pair.heads``, a folder or a hub id.
@@ -159,3 +159,11 @@ class DFlash(HeadDrafter):
         if not self._draws:
             return tree
         return replace(tree, probs=Proposal(torch.cat(self._probs[:levels]), np.arange(levels)))
+
+
+@dataclass(kw_only=True, eq=False)
+class DSpark(DFlash):
+    """DSpark: a block whose guesses follow each other, cut where the head is unsure."""
+
+    name: str = "dspark"
+    head: Text = "dspark"
