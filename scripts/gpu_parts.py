@@ -397,7 +397,7 @@ PARTS = (
     Part(
         "heads", 4, 540,
         PACK + "(while sleep 60; do pack half; done) & loop=$!; "
-        "{python} -m scripts.training heads --minutes=8 --device={device} --work={lessons}; "
+        "{python} -m scripts.training heads --minutes=8 --device={device}; "
         "code=$?; kill $loop; pack last; rm -f {work}/half.*; exit $code",
         lessons_learnt, ("scripts/training",), True,
     ),

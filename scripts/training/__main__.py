@@ -37,7 +37,6 @@ from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 
-RECIPES = {"draft": draft.RECIPE, **heads.RECIPES}
 _SCORED = 24  # held-out texts at most
 
 
@@ -78,51 +77,44 @@ def train(
     held, numbers = split_held_out(texts, near)
     learnt = [texts[i] for i in numbers]
     held = take_evenly(held, _SCORED if minutes is None else 4 * _SCORED)
-    shared: dict[str, Any] = {"held_out_texts": len(held)}
+    shared = facts_of(texts, learnt) | {"held_out_texts": len(held), "device": device}
     if apart:
         names = ", ".join(path.name for path in apart)
         shared["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
     if minutes is not None:
-        families, facts = live.begin(recipes, loaded, texts, learnt, out)
-        facts = {name: known | shared | {"device": device} for name, known in facts.items()}
-        live.train(families, facts, loaded.model, learnt, held, out, end)
+        live.train(recipes, loaded, texts, learnt, held, out, end, shared)
         return
     for recipe in recipes:
         torch.manual_seed(recipe.seed)
         family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
         trainable = family(recipe, loaded, texts, learnt)
-        known = facts_of_recipe(trainable) | facts_of(texts, learnt) | shared
+        known = facts_of_recipe(trainable) | shared
         known |= learn(trainable, learnt, held, work)
         print(write(trainable, known, out if recipe.name == "draft" else out / recipe.name))
 
 
 def work(options: argparse.Namespace) -> int:
     names = [n for name in options.names for n in (heads.RECIPES if name == "heads" else [name])]
-    is_live = options.minutes is not None
-    if is_live and "draft" in names:
+    if options.minutes is not None and "draft" in names:
         raise ConfigurationError("--minutes must be given for heads alone. Leave draft out.")
-    for family in (draft, heads):
-        chosen = [name for name in names if (name == "draft") == (family is draft)]
-        recipes = [(live.RECIPES if is_live else RECIPES)[name] for name in chosen]
-        folder = options.work or Path(".cache") / (family.FOLDER.name + "_live" * is_live)
-        out = folder / "heads" if is_live else family.FOLDER
-        if recipes:
-            train(
-                recipes,
-                (live.MIX if is_live else family.MIX).scaled(options.scale),
-                folder,
-                options.out or out,
-                device=options.device,
-                apart=options.apart,
-                minutes=options.minutes,
-            )
+    for job in [names] if options.minutes is not None else [[name] for name in names]:
+        family: Any = draft if job == ["draft"] else heads if options.minutes is None else live
+        train(
+            [family.RECIPES[name] for name in job],
+            family.MIX.scaled(options.scale),
+            options.work or Path(".cache") / family.FOLDER.name,
+            options.out or family.FOLDER,
+            device=options.device,
+            apart=options.apart,
+            minutes=options.minutes,
+        )
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = parser_of(__doc__, "scripts.training")
     add = parser.add_argument
-    add("names", nargs="+", choices=("heads", *RECIPES), help="what is trained")
+    add("names", nargs="+", choices=("heads", "draft", *heads.RECIPES), help="what is trained")
     add("--work", type=Path, help="texts and the state of the training (default: in .cache)")
     add("--out", type=Path, help="the draft's folder, or that of the heads' folders")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -39,6 +39,9 @@ RECIPE = Recipe(
 )
 
 
+RECIPES = {RECIPE.name: RECIPE}
+
+
 class TrainableDraft:
     """The draft in training.
 

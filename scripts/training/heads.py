@@ -334,7 +334,9 @@ class TrainableHead(ABC):
         self.module.load_state_dict({k: stored[k] for k in trained & stored.keys()}, strict=False)
 
     def save(self, folder: Path) -> Path:
-        """Write the published format; returns the file of the weights."""
+        """Write the published format, and the ids where it has some; returns the weights' file."""
+        if self.recipe.vocab:  # others of the target's heads use them, too
+            save_file({"ids": self.vocab.to(torch.int32)}, folder / ID_MAP_FILE)
         tensors, config = self.file()
         jsonl.write_json(folder / "config.json", config)
         with jsonl.replacing(folder / self.file_name) as partial:
@@ -438,11 +440,6 @@ class TrainableEagle3(TrainableHead):
         tensors["t2d"] = torch.zeros(len(self.common), dtype=torch.bool).index_fill(0, ids, True)
         return tensors, self._config(ids)
 
-    def save(self, folder: Path) -> Path:
-        """Write the head, and its list of ids for others of the target's heads."""
-        save_file({"ids": self.vocab.to(torch.int32)}, folder / ID_MAP_FILE)
-        return super().save(folder)
-
 
 class TrainableMedusa(TrainableHead):
     """Starts as the state itself; the heads share the target's LM head (the second format).
@@ -471,11 +468,6 @@ class TrainableMedusa(TrainableHead):
         states = self.module.states(batch.states[:, -1])[:steps]
         rows = [batch.rows_for(step) for step in range(len(states))]
         return [(r, x[r]) for r, x in zip(rows, states, strict=True)]
-
-    def save(self, folder: Path) -> Path:
-        if self.recipe.vocab:
-            save_file({"ids": self.vocab.to(torch.int32)}, folder / ID_MAP_FILE)
-        return super().save(folder)
 
     def file(self) -> File:
         config = {"version": "2", "medusa_num_heads": HEADS, "medusa_num_layers": 1}
