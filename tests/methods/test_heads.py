@@ -62,8 +62,7 @@ HEADS = {
     "dflash": tiny_heads.dflash(),
     "dflash_tree": tiny_heads.dflash(),
     "dspark": tiny_heads.dspark(),
-    "gated": tiny_heads.dspark(kind="gated"),
-    "vanilla": tiny_heads.dspark(kind="vanilla"),
+    **{kind: tiny_heads.dspark(kind=kind) for kind in ("gated", "vanilla")},
 }
 
 
@@ -112,9 +111,7 @@ def check_trees(name, folders, n_texts, n_steps=3):
     """Compare trees over several steps of random texts that contain drafted tokens."""
     drafter = TREE[name][0]()
     drafter.setup(DraftContext(tiny_heads.VOCAB, frozenset(), target=GHOST, heads=folders))
-    layers = (
-        IDS if name == "eagle3" else (0, 1) if isinstance(drafter, DFlash) else (AFTER_FINAL_NORM,)
-    )
+    layers = IDS if name == "eagle3" else (0, 1) if name in BLOCKS else (AFTER_FINAL_NORM,)
     for seed in range(n_texts):
         random = np.random.default_rng(seed)
         text = random.integers(0, tiny_heads.VOCAB, 4)
@@ -261,12 +258,8 @@ def check_exact(architecture, names, folder, monkeypatch):
 
 
 def test_output_is_plain_decoding_s(tmp_path, monkeypatch):
-    check_exact(
-        "qwen3",
-        ("dflash_tree", "dspark", "hydra", "eagle2", "eagle3", "mtp", "choose"),
-        tmp_path,
-        monkeypatch,
-    )
+    names = ("ddtree", "dflash_tree", "dspark", "hydra", "eagle2", "eagle3", "mtp", "choose")
+    check_exact("qwen3", names, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

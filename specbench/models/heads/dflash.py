@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +28,6 @@ from specbench.models.heads.row_cache import Rows
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 _COPIES = r"embed_tokens\.weight|lm_head\.weight"  # of the target's, in DSpark's files
-_Id = Annotated[int, Field(strict=True, ge=0)]
 
 
 class BlockConfig(BaseModel):
@@ -37,12 +35,12 @@ class BlockConfig(BaseModel):
 
     architectures: tuple[Literal["DFlashDraftModel", "Qwen3DSparkModel"]]
     block_size: Annotated[int, Field(strict=True, ge=2)]
-    mask_token_id: _Id
+    mask_token_id: Annotated[int, Field(strict=True, ge=0)]
     num_hidden_layers: Size
     # Layers whose outputs make a row of context; -1: the embedding.
     target_layer_ids: tuple[Annotated[int, Field(strict=True, ge=-1)], ...] = ()
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] = ()
-    markov_rank: _Id = 0
+    markov_rank: Annotated[int, Field(strict=True, ge=0)] = 0
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
@@ -123,14 +121,13 @@ class BlockHead(TrainedHead):
         self._windows = {layer.window for layer in shapes if layer.window}
         self.compilable = not self._windows
         self.fc = nn.Linear(len(config.target_layer_ids) * size, size, bias=False)
-        norm = partial(nn.RMSNorm, size, eps=shape.rms_norm_eps)
-        self.hidden_norm, self.norm = norm(), norm()
+        self.hidden_norm = nn.RMSNorm(size, eps=shape.rms_norm_eps)
+        self.norm = nn.RMSNorm(size, eps=shape.rms_norm_eps)
         self.layers = nn.ModuleList(DecoderLayer(s, layer=i) for i, s in enumerate(shapes))
         self._decoders: list[Any] = list(self.layers)
         self.markov_head = self.confidence_head = None
         if rank:
-            vocab = target.lm_head.shape[0]
-            self.markov_head = MarkovHead(config.markov_head_type, vocab, rank, size)
+            self.markov_head = MarkovHead(config.markov_head_type, len(target.lm_head), rank, size)
         if config.enable_confidence_head:
             width = size + rank * config.confidence_head_with_markov
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(width, 1)})
@@ -157,9 +154,9 @@ class BlockHead(TrainedHead):
         """Run a block of ``n`` rows below ``root [1]``; gives ``[guesses, hidden]``, normed."""
         ids = torch.cat([root, root.new_full((n - 1,), self.config.mask_token_id)])
         tokens: Any = self._embedded(ids)
-        out: torch.Tensor
         out = yield self._call(ids, tokens, self.cache.block_rows(n, self._windows))
-        return out[int(self.config.infill) :]
+        states: torch.Tensor = out[int(self.config.infill) :]
+        return states
 
     def _read(self, tokens: object, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         for layer in self.layers:
