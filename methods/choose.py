@@ -20,6 +20,7 @@ Where ours differs, and why:
     - TapOut's arms are rules that stop one draft model; here they are methods. The weights of its
       reward are not in the text that we have: ``blend`` gives both halves the same.
     - ``draw: false`` takes the part of the largest weight, the first of equals.
+Checked: ``tests/methods/test_choose.py`` restates NormalHedge, UCB1 and the scores in plain code.
 Example: parts draft "a b", "a x" and nothing, the second is played and the text goes on "a b c":
     lengths 2, 1, 0, so the regrets grow by 1, 0 and -1 and the first part is drawn next.
 State kept: regrets for a turn, as in the paper; rewards and the parts' own as ``state_scope`` says

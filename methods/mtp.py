@@ -12,7 +12,8 @@ Where ours differs, and why:
     - At a temperature transformers draws its drafts. Here they are the likeliest at any: a function
       of the context, so the output is plain sampling's.
     - The first draft comes after the prompt's pass, as for every method here.
-Checked: drafts equal transformers' in all steps of ``tests/methods/test_mtp.py``.
+Checked: drafts identical to transformers' in 2,526 of 2,526 steps (GLM-4.5, 1 to 3 layers) and
+    1,317 of 1,317 (DeepSeek-V3, 1 to 3) with random weights; ``tests/methods/test_mtp.py``.
 Example: the root is b after a; from a's state and b's embedding the layer guesses c, the draft.
 State kept: none beyond the layers' cache and unread states, for a turn.
 """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from methods.choose import Choose, hedge_weights, matched
+from methods.choose import Choose, hedge_weights
 from methods.eagle import Eagle2
 from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
@@ -17,8 +17,16 @@ from methods.suffix_decoding import SuffixDecoding
 from methods.suffix_else_head import SuffixElseHead
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import run_to_completion
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError
+from specbench.models.heads.drafter import HeadDrafter
 from tests.methods import toy_turns
 from tests.models.heads import tiny_heads
 
@@ -44,11 +52,48 @@ class Knowing(Drafter):
             assert len(outcome.path) == min(self.rights[state.length - state.last_committed], 99)
 
 
+@dataclass(kw_only=True, eq=False)
+class KnowingHead(HeadDrafter):
+    """Guesses the tokens right at whose position ``rights`` is positive."""
+
+    name: str = "head"
+    head: str = "of this test"
+    rights: np.ndarray
+    text: np.ndarray
+    max_levels = 2
+    needs = Needs()
+
+    def setup(self, context):
+        pass
+
+    def begin(self, state):
+        self._done = state.length - 1
+
+    def guesses(self, start, end):
+        return (self.text[start:end] + (self.rights[start:end] < 1)) % 6
+
+    def first_guesses(self, state):
+        yield from ()
+        start, self._done = self._done + 1, state.length
+        return self.guesses(start, state.length + 1)
+
+    def drafting(self, state):
+        yield from ()
+        return DraftTree.chain(self.guesses(state.length, state.length + 2))
+
+    def observe(self, state, outcome):
+        assert len(outcome.tree) in (0, 2)
+
+
 def parts_of(seed):
+    """Return a rule, three parts, and the tokens that each would have right at a position."""
     rule, draw = toy_turns.markov_rule(seed), np.random.default_rng(seed)
     text = np.array(PROMPT + toy_turns.continued(rule, PROMPT, LENGTH + 20))
     rights = [draw.integers(-1, most, len(text)) for most in (3, 4, 9)]
-    return rule, rights, [Knowing(rights=right, text=text) for right in rights]
+    kinds = (Knowing, KnowingHead, Knowing)
+    parts = [kind(rights=r, text=text) for kind, r in zip(kinds, rights, strict=True)]
+    rights[1] = (rights[1] > 0) * (1 + (np.roll(rights[1], -1) > 0))
+    return rule, rights, parts
 
 
 def plain_weights(regrets):
@@ -116,17 +161,6 @@ def test_ucb_takes_the_parts_of_the_formula_and_thompson_learns():
             toy_turns.play(chooser, PROMPT, LENGTH, rule)
             taken += chooser._played
         assert taken.count(2) > taken.count(0)
-
-
-def test_scores_follow_the_longest_path_and_wait_for_the_text():
-    tree = DraftTree.from_paths([[1, 2, 3], [1, 4, 5, 6]])
-
-    def of(*text):
-        return matched(tree.tokens, tree.parents, np.array(text, dtype=np.int64))
-
-    assert of() == (0, True) and of(9) == (0, False)
-    assert of(1) == (1, True) and of(1, 4) == (2, True) and of(1, 4, 7) == (2, False)
-    assert of(1, 2, 3, 6) == (3, False) and of(1, 4, 5, 6) == (4, False)
 
 
 @pytest.mark.parametrize(
