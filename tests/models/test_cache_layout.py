@@ -1,11 +1,7 @@
 """What a cache holds follows from a pass of the model, and every operation moves all of it."""
 
-from functools import partial
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specbench.models.cache_layout import LayerLayout, read_layout
 from specbench.models.kv_cache import KVCache
@@ -14,20 +10,13 @@ from tests.models.test_architectures import build
 
 CPU = torch.device("cpu")
 # Unequal keys and values, more heads, nothing, and again what there was.
-UNEQUAL = [
-    LayerLayout(CPU, ((1, 6), (1, 2))),
-    LayerLayout.uniform(CPU, 2, 4),
-    LayerLayout(CPU),
-    LayerLayout(CPU, ((2, 4), (2, 6))),
-]
-MAX_LEN = 24
+SIZES = [((1, 6), (1, 2)), ((2, 4), (2, 4)), (), ((2, 4), (2, 6))]
 
 
 def test_a_usual_layout_is_the_configurations():
     model = tiny_model("llama")
-    config = model.config
-    layer = LayerLayout.uniform(CPU, config.num_key_value_heads, config.head_dim)
-    assert read_layout(model) == [layer] * config.num_hidden_layers
+    layer = LayerLayout.uniform(CPU, model.config.num_key_value_heads, model.config.head_dim)
+    assert read_layout(model) == [layer] * model.config.num_hidden_layers
 
 
 @pytest.mark.slow
@@ -36,52 +25,35 @@ def test_layers_that_keep_a_state_or_read_anothers_keys_have_no_rows(name, fille
     assert [len(layer.rows) for layer in read_layout(build(name))] == filled
 
 
-def written(cache: KVCache, rows: int, batch: int = 1) -> None:
-    """Write rows that differ in every number, as a pass does."""
-    for i, layer in enumerate(UNEQUAL):
-        if layer.rows:
-            cache.update(*(torch.randn(batch, heads, rows, size) for heads, size in layer.rows), i)
+def written(cache, rows, batch=1):
+    """Write rows that differ in every number, as a pass does, and give them by layer."""
+    new = [[torch.randn(batch, heads, rows, size) for heads, size in both] for both in SIZES]
+    for i, both in enumerate(new):
+        if both:
+            cache.update(*both, i)
+    return [part for both in new for part in both]
 
 
-def read(cache: KVCache) -> list[torch.Tensor]:
-    """List the committed rows of keys and values by layer."""
-    return [rows[..., : cache.length, :].clone() for layer in cache._layers for rows in layer]
-
-
-@given(st.data())
-def test_keys_and_values_of_unequal_layers_move_together(data):
-    torch.manual_seed(data.draw(st.integers(0, 99)))
-    cache = KVCache(UNEQUAL, batch=1, max_len=MAX_LEN, dtype=torch.float32)
-    per_token = sum(heads * size for layer in UNEQUAL for heads, size in layer.rows)
-    assert cache.nbytes == MAX_LEN * per_token * 4
+def test_keys_and_values_of_unequal_layers_move_together():
+    first, other = (
+        KVCache([LayerLayout(CPU, both) for both in SIZES], batch=3, max_len=24, dtype=torch.float)
+        for _ in range(2)
+    )
+    assert first.nbytes == 3 * 24 * 4 * (6 + 2 + 8 + 8 + 8 + 12)
     with pytest.raises(ValueError, match="too many values"):
-        _ = cache.storage
-    written(cache, 3)
-    cache.commit(None, 3)
-    before = read(cache)
-    written(cache, 6)
-    path = sorted(data.draw(st.sets(st.integers(1, 5))))
-    rows = torch.tensor([0, *path])
-    kept = [part[..., rows + 3, :].clone() for layer in cache._layers for part in layer]
-    cache.commit(rows, len(rows))
-    expected = [torch.cat(parts, -2) for parts in zip(before, kept, strict=True)]
-    same = partial(torch.testing.assert_close, atol=0, rtol=0)
-    same(read(cache), expected)
-    other = KVCache(UNEQUAL, batch=1, max_len=MAX_LEN, dtype=torch.float32)
-    other.copy_text(cache)
-    same(read(other), expected)
-    cache.move(torch.tensor([0]), torch.tensor([2]))
-    same([part[..., 0, :] for part in read(cache)], [part[..., 2, :] for part in expected])
-
-
-def test_rows_of_a_batch_layout_take_over_unequal_layers():
-    cache = KVCache(UNEQUAL, batch=3, max_len=MAX_LEN, dtype=torch.float32)
-    written(cache, 4)
-    cache.commit(None, 4)
-    cache.broadcast()
-    written(cache, 2, batch=3)
-    second = [part[1, :, 4:6].clone() for layer in cache._layers for part in layer]
-    cache.commit_row(1, 2)
-    for part, rows in zip(read(cache), second, strict=True):
-        assert all(torch.equal(row, part[0]) for row in part)
-        assert torch.equal(part[0, :, 4:6], rows)
+        _ = first.storage
+    text, path = written(first, 3), torch.tensor([0, 2, 5])
+    first.commit(None, 3)
+    tree = written(first, 6)
+    first.commit(path, 3)
+    first.broadcast()
+    rows = written(first, 2, batch=3)
+    first.commit_row(1, 2)
+    other.copy_text(first)
+    for cache in (first, other):
+        stored = [part[..., : cache.length, :] for both in cache._layers for part in both]
+        for got, *parts in zip(stored, text, tree, rows, strict=True):
+            expected = torch.cat([parts[0], parts[1][:, :, path], parts[2][1:2]], 2)
+            assert torch.equal(got, expected.expand_as(got))
+    other.move(torch.tensor([0]), torch.tensor([2]))
+    assert all(torch.equal(p[0, :, 0], p[0, :, 2]) for both in other._layers for p in both)
