@@ -42,8 +42,7 @@ LAYERS = (2, 19, 27)  # states that EAGLE-3 and DFlash read
 MIX = Mix(texts=8, asked=32, read=31, batch=96, layers=(*LAYERS, -1))
 HEADS = 4  # of Medusa and Hydra
 HYDRA_BLOCKS = 4
-BLOCK = 8  # rows of DFlash, and its layers
-BLOCK_LAYERS = 2
+BLOCK, BLOCK_LAYERS = 8, 2  # rows and layers of DFlash
 _MASK_ID = 3  # a special token that no text has
 _CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
 _DECAY = 0.8  # of a later step's loss, as EAGLE-3 has it
@@ -54,9 +53,8 @@ _LAYER = (
     *("rms_norm_eps", "vocab_size", "hidden_act", "max_position_embeddings", "rope_theta"),
 )
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
-Guesses = list[
-    tuple[torch.Tensor, torch.Tensor]
-]  # of each step its rows, and what the LM head reads
+# Of each step the rows that guess, and what the LM head reads of them
+Guesses = list[tuple[torch.Tensor, torch.Tensor]]
 File = tuple[Mapping[str, torch.Tensor], dict[str, Any]]  # tensors and config.json, as published
 
 
@@ -529,7 +527,7 @@ class TrainableDFlash(TrainableHead):
     """Context rows start as the best linear guess of the next state; layers add nothing yet.
 
     Blocks begin behind half of the rows that learn more than one guess. Later guesses weigh less,
-    as published; the first hidden states of a text, thousands of times as large, are normed away.
+    as published.
     """
 
     states = slice(None)

@@ -107,8 +107,8 @@ def train(
             current = swap_weights(trained, average)
             if not done or now >= end:
                 losses = dict.fromkeys(families, 0.0)
-                with torch.no_grad(), _half(model):
-                    for batch in (read(model, [text]) for text in held):
+                for batch in (read(model, [text]) for text in held):
+                    with torch.no_grad(), _half(model):
                         for name, head in families.items():
                             losses[name] += float(head.loss_of(batch, noise)) / len(held)
             for name, known in facts.items():
