@@ -12,7 +12,7 @@ from runners.measure import pass_times, session
 from runners.measure.pass_times import median_with_ends, pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
-from specbench.models.graph_target import FixedShape, GraphTarget
+from specbench.models.graph_target import GraphTarget, StaticPass
 from specbench.replay.cost_surface import CostSurface
 from specbench.results import records
 from tests.small_run import run_here
@@ -147,7 +147,7 @@ def test_the_ends_of_a_median_leave_out_what_chance_allows(n, left_out):
 
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
-    """A batch layout is captured at its first pass, and once more where a text needs more keys."""
+    """A batch layout is captured at its first pass, for texts of all lengths."""
     monkeypatch.setattr(session, "no_graphs", lambda model: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "captures", True)
@@ -155,16 +155,16 @@ def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
 
     def capture(step, _pool):
         if step.batch > 1:
-            events.append((step.batch, step.rows, step.keys))
+            events.append((step.batch, step.rows))
 
-    monkeypatch.setattr(FixedShape, "capture", capture)
+    monkeypatch.setattr(StaticPass, "capture", capture)
     monkeypatch.setattr(cost.log, "info", lambda text, *args: events.append(text % args))
     longer = ["runner.contexts=[4,300]", "runner.batch_contexts=[4,300]", "engine=graph"]
     command = [*TINY_SHAPE, *GRID, *longer, "method=pld", f"output_dir={tmp_path}/cost"]
     assert execute(*command) == 0
     started = events.index("batch passes: warming up") + 1
     timed = events.index("batch passes: round 1 of 2")
-    expected = {(3, rows, keys) for rows in (1, 3) for keys in (256, 512)}
+    expected = {(3, 1), (3, 3)}
     assert {event for event in events[started:timed] if isinstance(event, tuple)} == expected
     assert expected.isdisjoint(events[timed:])
 

@@ -14,7 +14,7 @@ from scripts import spec_bench
 from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
 from specbench.models import loading
-from specbench.models.graph_target import FixedShape, GraphTarget
+from specbench.models.graph_target import GraphTarget, StaticPass
 from specbench.results import records
 from specbench.storage import jsonl
 from specbench.system import environment
@@ -104,7 +104,7 @@ def on_graphs(monkeypatch):
     monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "captures", True)
-    monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
+    monkeypatch.setattr(StaticPass, "capture", lambda step, pool: None)
 
 
 def overrides(small, folder, *extra):
