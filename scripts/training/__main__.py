@@ -88,9 +88,9 @@ def train(
         torch.manual_seed(recipe.seed)
         family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
         trainable = family(recipe, loaded, texts, learnt)
-        known = facts_of_recipe(trainable) | shared
-        known |= learn(trainable, learnt, held, work)
-        print(write(trainable, known, out if recipe.name == "draft" else out / recipe.name))
+        facts = facts_of_recipe(trainable) | shared
+        facts |= learn(trainable, learnt, held, work)
+        print(write(trainable, facts, out if recipe.name == "draft" else out / recipe.name))
 
 
 def work(options: argparse.Namespace) -> int:

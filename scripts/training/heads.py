@@ -567,7 +567,7 @@ class TrainableDFlash(TrainableHead):
         out = head.step(ids.flatten(), self.ends.embedding[ids.flatten()], rows)
         out = out.view(len(last), BLOCK, -1)
         usable = [torch.isin(last, batch.rows_for(step)) for step in range(steps)]
-        return [(last[kept], out[kept, 1 + step]) for step, kept in enumerate(usable)]
+        return [(last[rows], out[rows, 1 + step]) for step, rows in enumerate(usable)]
 
     def file(self) -> File:
         return self.module.state_dict(), self._config()

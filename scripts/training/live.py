@@ -94,7 +94,7 @@ def train(
     optimizer = torch.optim.AdamW(
         groups, betas=recipe.betas, weight_decay=recipe.weight_decay, fused=True
     )
-    seed = max(known["token_visits"] for known in facts.values())
+    seed = max(head_facts["token_visits"] for head_facts in facts.values())
     draw = torch.Generator().manual_seed(seed)
     noise = torch.Generator(model.device).manual_seed(seed)
     lengths = torch.tensor([len(text) for text in learnt])
@@ -111,11 +111,11 @@ def train(
                     with torch.no_grad(), _half(model):
                         for name, head in families.items():
                             losses[name] += float(head.loss_of(batch, noise)) / len(held)
-            for name, known in facts.items():
-                known["token_visits"] += visits
+            for name, head_facts in facts.items():
+                head_facts["token_visits"] += visits
                 point = f"held-out loss {losses[name]:.3f}"
-                known["curve"].setdefault(f"visits {known['token_visits']}", point)
-                write(families[name], known, out / name)
+                head_facts["curve"].setdefault(f"visits {head_facts['token_visits']}", point)
+                write(families[name], head_facts, out / name)
             swap_weights(trained, current)
             print(f"{visits / (now - saved or 1):.0f} tokens/s, held-out {losses}", flush=True)
             saved, visits = time.monotonic(), 0

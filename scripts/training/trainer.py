@@ -168,8 +168,8 @@ def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[
 def facts_of_recipe(trainable: Trainable) -> dict[str, Any]:
     """Describe the settings that are not empty, and count the parameters."""
     settings = asdict(trainable.recipe).items()
-    kept = {name: value for name, value in settings if value or name == "seed"}
-    return kept | {"parameters": trainable.parameters}
+    set_values = {name: value for name, value in settings if value or name == "seed"}
+    return set_values | {"parameters": trainable.parameters}
 
 
 def write(trainable: Trainable, facts: dict[str, Any], folder: Path) -> str:

@@ -64,9 +64,9 @@ class LayerPass:
     recurrence: Recurrence | None = None
     last: State = None  # behind all rows of a chain
 
-    def behind(self, kept: Kept, rows: torch.Tensor | None, count: int) -> Kept:
+    def behind(self, state: Kept, rows: torch.Tensor | None, count: int) -> Kept:
         """Compute the state behind ``rows [count]``; None: behind the first ``count``."""
-        kernel, whole = kept.inputs.shape[-1], self.window.shape[-1]
+        kernel, whole = state.inputs.shape[-1], self.window.shape[-1]
         accepted: Rows = slice(count) if rows is None else rows
         if rows is None:
             inputs = self.window[..., count : count + kernel].clone()
@@ -77,7 +77,7 @@ class LayerPass:
             return Kept(inputs)
         if rows is None and self.last is not None and kernel + count == whole:
             return Kept(inputs, self.last)
-        return Kept(inputs, self.recurrence(accepted, kept.recurrent)[1])
+        return Kept(inputs, self.recurrence(accepted, state.recurrent)[1])
 
 
 class States:
@@ -124,18 +124,18 @@ class States:
         key = self._current = (layer_idx, state_idx)
         if key not in self.layers:
             self.layers[key] = Kept(new.new_zeros(*new.shape[:-1], conv_kernel_size))
-        kept = self.layers[key]
-        window = torch.cat([kept.inputs, new], -1)
+        state = self.layers[key]
+        window = torch.cat([state.inputs, new], -1)
         if self._prompt:
-            self.layers[key] = Kept(window[..., -conv_kernel_size:].clone(), kept.recurrent)
+            self.layers[key] = Kept(window[..., -conv_kernel_size:].clone(), state.recurrent)
         else:
             self._passes[key] = LayerPass(window)
         return window
 
     def update_recurrent_state(self, new: object, layer_idx: int, **_: object) -> None:
         """Raise ConfigurationError where the kernel was not ours, which has the state already."""
-        kept, read = self.layers.get(self._current), self._passes.get(self._current)
-        if (kept and kept.recurrent if self._prompt else read and read.recurrence) is None:
+        state, read = self.layers.get(self._current), self._passes.get(self._current)
+        if (state and state.recurrent if self._prompt else read and read.recurrence) is None:
             raise ConfigurationError(
                 f"layer {layer_idx} computes its state by code that this project cannot take row "
                 f"by row. {ELSE}"
@@ -145,16 +145,16 @@ class States:
 
     def run(self, chunked: Kernel, recurrence: Recurrence) -> Outputs:
         """Compute the pass of one layer: outputs ``[1, rows, ..]``, and the last row's state."""
-        kept = self.layers[self._current]
+        saved = self.layers[self._current]
         if self._prompt:
-            out, state = chunked(initial_state=kept.recurrent)
-            self.layers[self._current] = Kept(kept.inputs, state)
+            out, state = chunked(initial_state=saved.recurrent)
+            self.layers[self._current] = Kept(saved.inputs, state)
             return out, state
         read = self._passes[self._current]
         read.recurrence = recurrence
         if self._parents is not None:
-            return _along_tree(recurrence, self._parents.tolist(), kept.recurrent)
-        out, read.last = recurrence(slice(None), kept.recurrent)
+            return _along_tree(recurrence, self._parents.tolist(), saved.recurrent)
+        out, read.last = recurrence(slice(None), saved.recurrent)
         return out, read.last
 
     @contextmanager

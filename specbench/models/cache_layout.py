@@ -66,9 +66,9 @@ def _layer_layout(layer: Any, device: torch.device) -> LayerLayout:
     filled = [row for row in rows if row is not None]
     sizes = tuple((row.shape[1], row.shape[3]) for row in filled)
     states = [getattr(layer, name, {}) for name in ("conv_states", "recurrent_states")]
-    kept = [state for of_kind in states for state in of_kind.values() if state is not None]
+    held = [state for of_kind in states for state in of_kind.values() if state is not None]
     return LayerLayout(
-        (filled or kept)[0].device if filled or kept else device,
+        (filled or held)[0].device if filled or held else device,
         sizes,
-        sum(state.numel() * state.element_size() for state in kept),
+        sum(state.numel() * state.element_size() for state in held),
     )

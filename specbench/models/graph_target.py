@@ -336,9 +336,9 @@ class StaticChain(Recorded):
         length, n, text = self.numbers.split([1, 1, self.TEXT])
         logits = self._pass(text[None], length, self._rows, self._seen)
         chosen = [self._likeliest(logits.index_select(0, n - 1))]
-        one, seen = self._rows[:, :1], self._seen[:, :1, :1]
+        first_row, seen = self._rows[:, :1], self._seen[:, :1, :1]
         for number in range(self._count - 1):
-            logits = self._pass(chosen[-1][None], length + n + number, one, seen)
+            logits = self._pass(chosen[-1][None], length + n + number, first_row, seen)
             chosen.append(self._likeliest(logits))
         return (torch.cat(chosen),)
 

@@ -177,9 +177,9 @@ def test_what_is_not_known_to_be_the_same_formula_runs_the_models_layers(caplog)
         stock = Target(copy.deepcopy(model), **SIZES)
         target = GraphTarget(model, fused=True, capture=False, **SIZES)
         assert reason in target.describe()["layers"] and reason in caplog.text
-        for each in (stock, target):
-            each.prefill(PROMPT)
+        for engine_target in (stock, target):
+            engine_target.prefill(PROMPT)
         for tree in (TREES["one row"], TREES["tree"], TREES["batch"]):
-            logits = [each.forward(4, tree).logits for each in (stock, target)]
+            logits = [engine_target.forward(4, tree).logits for engine_target in (stock, target)]
             torch.testing.assert_close(*logits, atol=1e-10, rtol=0)
     assert seen

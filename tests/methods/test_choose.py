@@ -129,8 +129,8 @@ def test_hedge_takes_the_parts_of_a_plain_form(loss):
         for (committed, _), played in zip(steps, chooser._played, strict=True):
             regrets = np.zeros(3)
             for root, taken in past:  # from scratch: what the text so far says of each step
-                known = length - root
-                scores = [min(max(r[root], 0), known, known if loss == "length" else 1)
+                n_read = length - root
+                scores = [min(max(r[root], 0), n_read, n_read if loss == "length" else 1)
                           for r in rights]  # fmt: skip
                 regrets += np.array(scores) - scores[taken]
             assert played == int(np.argmax(plain_weights(regrets)))

@@ -35,8 +35,8 @@ def checkpoint(request, tmp_path, monkeypatch):
     plus = 0.7 * torch.eye(size, 2 * size)
     ahead = {key: w + plus if "eh_proj" in key else w for key, w in tensors.items()}
     model.save_pretrained(tmp_path)
-    own = load_file(tmp_path / "model.safetensors")
-    save_file(own | ahead, tmp_path / "model.safetensors", {"format": "pt"})
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | ahead, tmp_path / "model.safetensors", {"format": "pt"})
     return AutoModelForCausalLM.from_pretrained(tmp_path).eval(), tmp_path, n_mtp
 
 

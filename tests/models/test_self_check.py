@@ -365,8 +365,8 @@ def commit_all_states(cache, commit, rows, count, retained=0):
     """The state goes on behind all rows of the pass, as if all were accepted."""
     KVCache.commit(cache, rows, count)
     for key, read in cache._passes.items():
-        kept = cache.layers[key]
-        cache.layers[key] = read.behind(kept, None, read.window.shape[-1] - kept.inputs.shape[-1])
+        state = cache.layers[key]
+        cache.layers[key] = read.behind(state, None, read.window.shape[-1] - state.inputs.shape[-1])
     cache._passes = {}
 
 

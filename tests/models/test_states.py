@@ -24,16 +24,16 @@ PATH_CHAIN = DraftTree.chain(TREE.tokens[PATH])
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def made(request):
+def hybrid(request):
     model_type, sizes = ARCHITECTURES[request.param]
     sizes = sizes | {"first_k_dense_replace": 2}  # Kimi routes to experts in float32
     return Target(build((model_type, sizes), torch.float64), max_len=64, max_nodes=8)
 
 
 @pytest.fixture
-def target(made):
-    made.prefill(PROMPT)
-    return made
+def target(hybrid):
+    hybrid.prefill(PROMPT)
+    return hybrid
 
 
 def logits(target, tree, root=ROOT):
@@ -134,9 +134,9 @@ def one_column_late(update):
 
 
 def not_rolled_back(behind):
-    def fault(read, kept, rows, count):
-        last = read.recurrence(slice(None), kept.recurrent)[1]
-        return behind(read, kept, rows, count)._replace(recurrent=last)
+    def fault(read, state, rows, count):
+        last = read.recurrence(slice(None), state.recurrent)[1]
+        return behind(read, state, rows, count)._replace(recurrent=last)
 
     return fault
 

@@ -279,13 +279,13 @@ def test_a_live_target_teaches_as_kept_outputs_do(loaded, texts, monkeypatch):
     monkeypatch.setattr(heads, "_NOISE", 0.0)
     monkeypatch.setattr(heads, "_CHOICES", loaded.model.config.vocab_size)
     monkeypatch.setattr(heads, "MIX", MIX)
-    kept = []
+    stored = []
     for text in texts[:6]:
         out = loaded.model(text.tokens[None].long(), output_hidden_states=True)
         top = out.logits[0].log_softmax(-1).sort(descending=True)
         states = torch.stack([out.hidden_states[n][0] for n in STATES], dim=1)
         parts = (part.detach() for part in (top.indices, top.values, states))
-        kept.append(texts_of.Text(text.style, text.prompt, text.tokens, *parts))
+        stored.append(texts_of.Text(text.style, text.prompt, text.tokens, *parts))
 
     makers = (
         partial(live.read, loaded.model),
@@ -298,7 +298,7 @@ def test_a_live_target_teaches_as_kept_outputs_do(loaded, texts, monkeypatch):
         for step in range(30):
             live_batch, batch = (
                 make([some[step % 6], some[(step + 1) % 6]], **shares, draw=draw)
-                for some, make, draw in zip((texts, kept), makers, draws, strict=True)
+                for some, make, draw in zip((texts, stored), makers, draws, strict=True)
             )
             losses = [head.loss_of(b, torch.Generator()) for b in (live_batch, batch)]
             assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-4), (step, name)
@@ -329,8 +329,8 @@ def test_a_live_training_goes_on_from_what_it_wrote(
         curves.append(
             [json.loads((folder / r.name / "training.json").read_text()) for r in recipes]
         )
-    kept = load_file(tmp_path / "texts-0000.safetensors")
-    assert kept["tokens"].dtype == torch.uint16 and not kept["states"].numel()
+    saved = load_file(tmp_path / "texts-0000.safetensors")
+    assert saved["tokens"].dtype == torch.uint16 and not saved["states"].numel()
     for first, again in zip(*curves, strict=True):
         assert again["token_visits"] > first["token_visits"] > 0
         assert first["curve"].items() < again["curve"].items()

@@ -41,7 +41,8 @@ def dequantise_at_load(model: ModelConfig, config: PreTrainedConfig) -> bool:
     method, settings = method_of(config), getattr(config, "quantization_config", None)
     if method in _DEQUANTISED:
         # Without an older key of compressed-tensors, which says the contrary.
-        plain = {key: value for key, value in settings.items() if key != "run_compressed"}
+        items = dict(settings or {}).items()
+        plain = {key: value for key, value in items if key != "run_compressed"}
         config.quantization_config = plain | {"dequantize": True}
     elif method:
         _check_allowed(model, method)

@@ -103,16 +103,18 @@ def load(folder: Path, target: TargetInfo) -> MtpHead:
         mtp = MtpModel.from_pretrained(model, device_map={"": target.device})
     except (RuntimeError, ValueError, OSError) as error:
         raise WeightsNotFound(f"{folder} has no MTP layers: {first_line(error)}") from error
-    own = mtp.config
-    if mtp.has_per_layer_rope or {*(getattr(own, "layer_types", None) or ())} - {"full_attention"}:
+    config = mtp.config
+    if mtp.has_per_layer_rope or {*(getattr(config, "layer_types", None) or ())} - {
+        "full_attention"
+    }:
         raise ConfigurationError(f"{folder}: MTP layers with windows or states are not read here.")
     attention.install(mtp)
     if target.dtype == torch.float64:
         mtp.set_experts_implementation("eager")  # the others multiply no float64
     rotary = type(model.get_decoder().rotary_emb)(config=config)
-    rows = ((own.num_key_value_heads, own.head_dim),) * 2
-    if getattr(own, "kv_lora_rank", None):  # the latents of keys and values, and the rotated key
-        rows = ((1, own.kv_lora_rank), (1, own.qk_rope_head_dim))
+    rows = ((config.num_key_value_heads, config.head_dim),) * 2
+    if getattr(config, "kv_lora_rank", None):  # the latents of keys and values, and the rotated key
+        rows = ((1, config.kv_lora_rank), (1, config.qk_rope_head_dim))
     shape = SimpleNamespace(
         hidden_size=hidden, window=None, cached_rows=rows,
         inverse_frequencies=lambda: (rotary.inv_freq.double(), rotary.attention_scaling),
