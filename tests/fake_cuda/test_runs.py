@@ -188,7 +188,7 @@ def test_weights_that_a_gpu_has_no_room_for(small, gpu, monkeypatch):
         loading.load_model(compose([*small, f"model.device={DEVICE}"]))
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "bitsandbytes", "fp8"])
+@pytest.mark.parametrize("kind", ["gptq", "awq", "bitsandbytes"])
 def test_quantised_weights_are_refused_by_name(small, checkpoint, tmp_path, kind):
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
@@ -199,10 +199,13 @@ def test_quantised_weights_are_refused_by_name(small, checkpoint, tmp_path, kind
         loading.load_model(compose([*small, f"model.path={folder}"]))
 
 
-def test_a_batch_is_not_captured(gpu):
+def test_a_draft_models_passes_for_a_batch_are_not_captured(gpu):
     config = compose(["batch.size=2", f"model.device={DEVICE}"])
-    target = make_target(decoders.model(), config, max_len=64, max_nodes=8)
-    assert "batch" in target.describe()["reason"]
+    targets = [
+        make_target(decoders.model(), config, max_len=64, max_nodes=8, drafts=drafts)
+        for drafts in (False, True)
+    ]
+    assert targets[0].graphs and "batch" in targets[1].describe()["reason"]
 
 
 def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
@@ -212,7 +215,7 @@ def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
     assert model.device.type == "cuda"
 
 
-@pytest.mark.parametrize("part", ["loops", "bandwidth"])
+@pytest.mark.parametrize("part", ["loops", "bandwidth", "passes", "heads"])
 def test_parts_of_the_check_of_a_gpu(gpu, part, monkeypatch):
     monkeypatch.setattr(bandwidth, "_READ_BYTES", (1 << 18, 1 << 18))
     monkeypatch.setattr(bench, "random_model", lambda _: decoders.model(vocab_size=256))
