@@ -10,6 +10,7 @@ from specbench.kernels import recurrent
 from specbench.kernels.architectures import usable_context
 from specbench.kernels.recurrent import Kept, LayerPass, States
 from specbench.models.batch_target import BatchTarget
+from specbench.models.kv_cache import KVCache, StateCache
 from specbench.models.target import Target
 from tests.models.test_architectures import ARCHITECTURES, build, checked_target
 
@@ -141,6 +142,14 @@ def not_rolled_back(behind):
     return fault
 
 
+def not_rolled_back_in_a_chain(behind):
+    def fault(read, state, rows, count):
+        new = behind(read, state, rows, count)
+        return new if rows is not None or read.last is None else new._replace(recurrent=read.last)
+
+    return fault
+
+
 FAULTS = {
     "states follow the order of rows": (
         recurrent, "_along_tree", lambda _: lambda rule, _, state: rule(slice(None), state)
@@ -148,6 +157,8 @@ FAULTS = {
     "convolutions follow it": (recurrent, "_tree_convolution", lambda _: lambda stock, _: stock),
     "a window one column late": (States, "update_conv_state", one_column_late),
     "states not rolled back": (LayerPass, "behind", not_rolled_back),
+    "states not rolled back in a chain": (LayerPass, "behind", not_rolled_back_in_a_chain),
+    "states stay for the next text": (StateCache, "reset", lambda _: KVCache.reset),
     "states written by a pass": (States, "run", written_by_the_pass),
 }  # fmt: skip
 

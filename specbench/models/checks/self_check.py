@@ -2,10 +2,10 @@
 
 Our target has an attention, a cache and masks of its own, and on a CPU whole passes. Before
 anything is measured, logits after a prompt, of a chain, of a tree, and of the text that goes on
-behind half a path of that tree are compared with the logits of the model as transformers loaded it:
-its attention, its cache, one branch at a time. Passes of one row and of many round differently in
-transformers, too. This spread is measured, and our logits may differ from transformers' by a few
-times as much.
+behind half a chain and half a path of that tree are compared with the logits of the model as
+transformers loaded it: its attention, its cache, one branch at a time. Passes of one row and of
+many round differently in transformers, too. This spread is measured, and our logits may differ from
+transformers' by a few times as much.
 
 The spread has a ceiling, or it could excuse anything: a model is refused if its passes in
 transformers disagree by more than rounding can explain.
@@ -50,8 +50,9 @@ _PROMPT, _CHAIN = 16, 6  # tokens
 # Most nodes have an earlier one that they must not see, and depths do not follow the order.
 _PARENTS: IntArray = np.array([-1, -1, 0, 1, 1, 2, 4, 3], dtype=np.int64)
 _ROWS = 1 + len(_PARENTS)
-_HALF: IntArray = np.array([1, 4], dtype=np.int64)  # of a path, with siblings between
-_CONTINUATION = "continuation"
+# Half of a path, in the tree with siblings between.
+_HALVES = {part: np.array(path) for part, path in (("chain", [0, 1]), ("tree", [1, 4]))}
+_CONTINUED = "continued "  # chain, tree
 # The last row's number in its pass, less what it may be at most by its depth: a step in what
 # positions do shall lie between both.
 _BEFORE_STEP = 5
@@ -70,7 +71,7 @@ class SelfCheck:
         prompt: tokens of the text.
         spread, tolerance: of the model's own passes; None where it has no finite logits.
         difference: the largest between our logits and the model's own, by part of the check:
-            of a chain, of a tree, and of a tree's row that is read once half of its path is
+            of a chain, of a tree, and of a row of either that is read once half of its path is
             committed.
         lengths: by sliding window, or by what else depends on a text's length, whether the text was
             long enough. Where it was not, only the model's configuration speaks for us.
@@ -179,7 +180,7 @@ def checked(
     apart = [(part, largest) for part, largest in difference.items() if largest > tolerance]
     for part, largest in apart[:1]:  # what is wrong in a chain goes on to be wrong
         packed, where = target.packed_weights["products"], "what a commit keeps"
-        if part != _CONTINUATION:
+        if not part.startswith(_CONTINUED):
             where = _first_to_differ(target, texts[0], references[0])
         raise ConfigurationError(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
@@ -298,12 +299,9 @@ def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
             whole[[0, *(node + 1 for node in path)]] = rows
     many = [chain, _read(model, [*text.prompt, *tokens], keep=len(tokens)).logits[0]]
     same = torch.stack([single_rows.argmax(-1) == other.argmax(-1) for other in many]).all(0)
+    logits = {"chain": torch.cat([prompt_pass.logits[0], chain]), "tree": tree[0]}
     return _ReferenceRows(
-        logits={
-            "chain": torch.cat([prompt_pass.logits[0], chain]),
-            "tree": tree[0],
-            _CONTINUATION: tree[0],
-        },
+        logits=logits | {_CONTINUED + part: rows for part, rows in logits.items()},
         hidden={"chain": chain_states, "tree": tree[1:]},
         spread=measure_spread(single_rows, *many, typical=is_mixture(model)),
         moved=int((~same).sum()),
@@ -351,35 +349,40 @@ def _differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tensor]:
     """Compute logits by part; fewer rows if the target's largest tree has fewer nodes."""
-    # Cloned, since a captured pass overwrites the logits of the pass before.
-    prompt = target.prefill(text.prompt).logits[-1:].clone()
     rows, trees = {}, text.trees(target.max_nodes)
-    if drafts:
-        root = target.append(torch.tensor([text.root], device=target.device)).logits.clone()
-    for part, tree in trees.items():
-        if not drafts:
-            scores = target.forward(text.root, tree)
-            rows[part] = scores.logits.clone()
-            continue
-        visible, depths = visibility(torch.from_numpy(tree.parents).to(target.device))
-        ids = torch.as_tensor(tree.tokens, device=target.device)
-        below = target.extend(ids, visible[1:, 1:], depths[1:] - 1).logits
-        rows[part] = torch.cat([root, below])
-        target.cache.retained = 0
-    path = _HALF if len(tree) == len(_PARENTS) else NO_TOKENS
-    if not drafts and scores.verified is not None:
-        path = scores.verified[0]  # the pass itself has kept its rows
-    last = int(path[-1]) if len(path) else -1
-    rows[_CONTINUATION] = rows["tree"].clone()
-    for child in np.flatnonzero(tree.parents == last)[:1]:
+    # The chain again behind the prompt read anew, where nothing of the first text may be left.
+    for parts in (("chain", "tree"), ("chain",)):
+        # Cloned, since a captured pass overwrites the logits of the pass before.
+        prompt = target.prefill(text.prompt).logits[-1:].clone()
         if drafts:
-            target.cache.commit(torch.from_numpy(path), len(path))
-            following = target.append(torch.from_numpy(text.nodes[[child]]).to(target.device))
-        else:
-            target.commit(tree, path)
-            following = target.forward(int(text.nodes[child]), DraftTree.empty())
-        rows[_CONTINUATION][child + 1] = following.logits[-1]
-    return {**rows, "chain": torch.cat([prompt, rows["chain"]])}
+            root = target.append(torch.tensor([text.root], device=target.device)).logits.clone()
+        for part in parts:
+            tree = trees[part]
+            if drafts:
+                visible, depths = visibility(torch.from_numpy(tree.parents).to(target.device))
+                ids = torch.as_tensor(tree.tokens, device=target.device)
+                below = target.extend(ids, visible[1:, 1:], depths[1:] - 1).logits
+                read = torch.cat([root, below])
+                target.cache.retained = 0
+            else:
+                scores = target.forward(text.root, tree)
+                read = scores.logits.clone()
+            rows[part] = torch.cat([prompt, read]) if part == "chain" else read
+        path = _HALVES[part] if (tree.parents == _HALVES[part][-1]).any() else NO_TOKENS
+        if not drafts and scores.verified is not None:
+            path = scores.verified[0]  # the pass itself has kept its rows
+        last, after = int(path[-1]) if len(path) else -1, rows[part].clone()
+        for child in np.flatnonzero(tree.parents == last)[:1]:
+            token = int(tree.tokens[child])
+            if drafts:
+                target.cache.commit(torch.from_numpy(path), len(path))
+                following = target.append(torch.tensor([token], device=target.device))
+            else:
+                target.commit(tree, path)
+                following = target.forward(token, DraftTree.empty())
+            after[child - len(tree)] = following.logits[-1]
+        rows[_CONTINUED + part] = after
+    return rows
 
 
 @torch.inference_mode()
