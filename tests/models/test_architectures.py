@@ -385,8 +385,8 @@ PAGE = """# Architectures
 Checked on {date} with {versions}, on a CPU.
 `make check-architectures` makes this page again.
 
-Before a run measures anything, it compares logits of a chain, of a tree, and behind half a path of
-that tree through this project's attention, cache and masks with those of the model as transformers
+Before a run measures anything, it compares logits of a chain, of a tree, and behind half of
+each, through this project's attention, cache and masks with those of the model as transformers
 loads it. The model's own passes of one row and of many differ, too; a difference over {times} times
 as large refuses the run (exit code 2), and so do passes of its own that are further apart than
 roundings can be. An architecture that is not on this page is checked like any other when it is

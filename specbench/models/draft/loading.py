@@ -23,7 +23,7 @@ from specbench.config.schema import (
 )
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.kernels import panel_kernels
-from specbench.kernels.architectures import ELSE, keeps_states, usable_context
+from specbench.kernels.architectures import keeps_states, usable_context
 from specbench.kernels.weight_forms import round_to
 from specbench.models import loading
 from specbench.models.checks import self_check
@@ -106,7 +106,8 @@ def load_draft_model(
             log.info("%s: %d of its %d ids are the target's too", subject, count, len(shared.ids))
     if keeps_states(network):
         raise ConfigurationError(
-            f"{subject}: a draft model whose layers keep a state cannot grow a tree. {ELSE}"
+            f"{subject}: a draft model whose layers keep a state cannot grow a tree. Name another "
+            f"one, or type {node.remedy}."
         )
     if panel_kernels.available():
         round_to(network, weights)

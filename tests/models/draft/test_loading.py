@@ -134,6 +134,12 @@ def test_a_reduced_vocabulary_is_read_from_its_file(load, folder):
         load(f"pair.draft.path={folder}")
 
 
+def test_a_draft_whose_layers_keep_a_state_is_refused(load, tmp_path):
+    save_checkpoint(tmp_path, "lfm2", layer_types=["conv", "full_attention"])
+    with pytest.raises(ConfigurationError, match=r"keep a state cannot .* Name another one, or"):
+        load(f"pair.draft.path={tmp_path}")
+
+
 def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with caplog.at_level(logging.WARNING):
