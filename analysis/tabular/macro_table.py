@@ -43,8 +43,12 @@ def macro_table(comparisons: Sequence[ComparedRuns]) -> ResultTable:
     if not baseline or len({(run.model, run.baseline, *conditions(run)) for run in runs}) > 1:
         raise ResultsError("--macro takes runs of one model and its plain decoding, made alike.")
     entries = [entry for comparison in comparisons for entry in comparison.entries]
-    wrong = {e.label for e in entries if not e.ranked and e.label != baseline}
     named = dict.fromkeys(entry.label for entry in entries)
+    for label in named:
+        first, *others = (run.knobs(label) for run in runs if label in run.labels)
+        if any(knobs != first for knobs in others):
+            raise ResultsError(f"--macro takes one set of knobs of a method, got more of {label}.")
+    wrong = {e.label for e in entries if not e.ranked and e.label != baseline}
     labels = [x for x in named if x not in wrong and all(x in run.labels for run in runs)]
     cells = _cells(runs, labels, labels.index(baseline))
     rows: list[Mapping[str, Cell]] = [{"method": x, **cells.get(x, {})} for x in named]

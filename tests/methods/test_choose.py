@@ -140,6 +140,23 @@ def test_hedge_takes_the_parts_of_a_plain_form(loss):
     assert len(n_played) == 3
 
 
+def test_draws_are_the_turn_s_regrets_last_a_turn_and_rewards_until_reset():
+    rule, _, parts = parts_of(0)
+    chooser, played = Choose(drafters=parts, draw=False), []
+    chooser.setup(DraftContext(6, frozenset()))
+    for _ in range(2):
+        toy_turns.play(chooser, PROMPT, LENGTH, rule)
+        played.append(chooser._played)
+    assert played[0] == played[1] and chooser._plays.any()
+    chooser.reset()
+    assert not chooser._plays.any()
+    chooser, first = Choose(drafters=parts), []
+    for seed in range(20):  # all weights are alike
+        chooser.begin(DecodeState(np.array(PROMPT), LENGTH, seed=seed))
+        first.append(chooser._choose())
+    assert {*first} == {0, 1, 2}
+
+
 def test_ucb_takes_the_parts_of_the_formula_and_thompson_learns():
     for seed in range(5):
         rule, _, parts = parts_of(seed)
