@@ -370,6 +370,9 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
         guess = guesses(heads[drafter.head][0], GHOST.embeddings, text, states)
         listed = lambda path, guess=guess: [c for c in guess(path) if c[0] in listed_ids]  # noqa: E731
         assert paths_of(drafter.propose(state)) == plain.static_tree(listed, drafter._tree.paths)
+    drafter = Medusa(tree="dynamic", nodes=5, vocabulary=str(tmp_path))
+    drafted = drafter.propose(begin(drafter, context)).tokens
+    assert len(drafted) == 5 and {*drafted.tolist()} <= {*listed_ids.tolist()}
     with pytest.raises(ConfigurationError, match=r"method\.vocabulary=.*null"):
         Eagle(vocabulary=str(tmp_path / "medusa")).setup(context)
     save_file({"ids": torch.tensor([4, 31])}, tmp_path / ID_MAP_FILE)
