@@ -235,6 +235,7 @@ def test_rows_are_compared_at_load(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a pass takes the interpreter a fifth of a second
 @pytest.mark.parametrize("architecture", ["llama", "mistral_window"])
 def test_speculative_outputs_in_bfloat16_equal_plain_ones(architecture):
     """Without an audit, of 100 prompts each; drafts are chains that are partly right."""
@@ -243,7 +244,7 @@ def test_speculative_outputs_in_bfloat16_equal_plain_ones(architecture):
     n_accepted = 0
     for _ in range(100):
         prompt = random.integers(3, VOCAB, int(random.integers(1, 40)))
-        right = plain.decode(prompt, Drafter(name="plain"), max_new_tokens=12).output_ids
+        right = plain.decode(prompt, Drafter(name="plain"), max_new_tokens=8).output_ids
         drafter = Drafter(name="guesses")
 
         def propose(state, right=right):
@@ -253,10 +254,10 @@ def test_speculative_outputs_in_bfloat16_equal_plain_ones(architecture):
             return DraftTree.chain(chain[: state.remaining - 1])
 
         drafter.propose = propose
-        result = plain.decode(prompt, drafter, max_new_tokens=12)
+        result = plain.decode(prompt, drafter, max_new_tokens=8)
         assert result.output_ids == right
         n_accepted += len(right) - result.n_target_passes
-    assert n_accepted > 300
+    assert n_accepted > 200
 
 
 # -- planted faults --------------------------------------------------------------------------------
