@@ -70,8 +70,6 @@ class FixedTreeDrafter(HeadDrafter):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        ids = self._head.target_ids
-        self._n_ids = context.vocab_size if ids is None else len(ids)
         self._tree = self._shape_for(context)
         self._node_ranks = self._tree.ranks
         layers = self._tree.layers()
@@ -119,11 +117,6 @@ class DynamicTreeDrafter(HeadDrafter):
     @property
     def needs(self) -> Needs:
         return replace(super().needs, path_probs=True)
-
-    def setup(self, context: DraftContext) -> None:
-        super().setup(context)
-        ids = self._head.target_ids
-        self._n_ids = context.vocab_size if ids is None else len(ids)
 
     @property
     def max_nodes(self) -> int:

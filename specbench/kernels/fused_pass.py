@@ -25,7 +25,7 @@ from specbench.kernels.architectures import sliding_window
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.compiled_pass import layers_not_known, linears_of_layer
 from specbench.kernels.cuda_graphs import isolated
-from specbench.kernels.static_rows import uses_triton
+from specbench.kernels.static_rows import uses_triton, write_rows
 from specbench.paths import file_name
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # weight and bias
@@ -91,10 +91,8 @@ def rotate(
     ahead, behind = part.chunk(2, -1)
     across = torch.cat((-behind, ahead), -1) * sin[:, :, None]
     turned = torch.cat((part * cos[:, :, None] + across, turned[..., rotated:]), -1)
-    slots = (first[:, None] + torch.arange(rows, device=first.device))[:, None, :, None]
-    slots = slots.expand(-1, kv_heads, -1, size)
-    keys.scatter_(2, slots, turned[:, :, heads:].transpose(1, 2))
-    values.scatter_(2, slots, new.transpose(1, 2))
+    write_rows(keys, first, turned[:, :, heads:].transpose(1, 2))
+    write_rows(values, first, new.transpose(1, 2))
     return turned[:, :, :heads]
 
 
@@ -305,13 +303,15 @@ class FusedPass:
         turned = self._rotary(total, positions)
         eps = self._layers[0].eps
         total, normed = add_norm(total, None, self._norms[0], eps)
-        states = [total]
+        count, states = len(self._layers) + 1, {}
+        numbers = {i % count for i in hidden_layers}
         for number, layer in enumerate(self._layers):
+            if number in numbers:
+                states[number] = total
             total, added = layer.run(total, normed, turned, cached(number), plan, self.product)
             total, normed = add_norm(total, added, self._norms[number + 1], eps)
-            states.append(total)
-        states[-1] = normed
-        hidden = {i: states[i % len(states)].flatten(0, 1) for i in hidden_layers}
+        states[count - 1] = normed
+        hidden = {i: states[i % count].flatten(0, 1) for i in hidden_layers}
         return self.product(normed, self._lm_head), hidden
 
 

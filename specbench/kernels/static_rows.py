@@ -18,6 +18,16 @@ def uses_triton(x: torch.Tensor) -> bool:
     return here and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
+def write_rows(cached: torch.Tensor, first: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Write ``new [batch, heads, rows, size]`` from the slots ``first [batch]`` on.
+
+    Returns:
+        ``cached [batch, heads, cache rows, size]``, all of it.
+    """
+    slots = first[:, None] + torch.arange(new.shape[2], device=new.device)
+    return cached.scatter_(2, slots[:, None, :, None].expand_as(new), new)
+
+
 @dataclass(slots=True)
 class StaticRows:
     """Rows of a pass of fixed shape: only the device knows how many tokens are committed.

@@ -102,9 +102,9 @@ class StaticPass(Recorded):
         self._sizes = [batch * rows] * 4 + [batch] * 2 + [1]
         self._host = torch.zeros(sum(self._sizes), dtype=torch.int64, pin_memory=pinned)
         self._host_visible = torch.zeros(batch, rows, slots, dtype=torch.bool, pin_memory=pinned)
+        self._host_parts = [part.numpy() for part in self._host.split(self._sizes)]
         # Of batch rows, and under a verifier that the pass does not know, the host accepts.
-        sequences = batch > 1 or held > 0  # of which the host works the acceptance out
-        self._verifies = target.commits and not sequences
+        self._verifies = target.commits and batch == 1 and not held
         self._sampling = target.sampling if self._verifies else None
         drawn = rows if self._sampling else 0
         self._result = torch.zeros(2 * rows + 2 + drawn, dtype=torch.int64, pin_memory=pinned)
@@ -201,7 +201,7 @@ class StaticPass(Recorded):
     def _begin_load(self, lengths: list[int]) -> tuple[Any, ...]:
         """Wait for the last run; give ids, depths, parents, candidates and what rows see, empty."""
         self.land()
-        *parts, text, first, outside = np.split(self._host.numpy(), np.cumsum(self._sizes[:-1]))
+        *parts, text, first, outside = self._host_parts
         for part in parts:
             part[:] = 0
         text[:], first[:], outside[:] = lengths, lengths, 0

@@ -21,6 +21,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.recurrent import States
+from specbench.kernels.static_rows import write_rows
 from specbench.models.cache_layout import LayerLayout
 
 _LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -105,9 +106,7 @@ class KVCache:
         """Append ``new [batch, kv_heads, rows, size]`` and return all rows."""
         cached = cached[: len(new)]
         if self._static is not None:
-            rows = torch.arange(new.shape[2], device=new.device)
-            slots = (self._static[:, None] + rows)[:, None, :, None]
-            return cached.scatter_(2, slots.expand_as(new), new)
+            return write_rows(cached, self._static, new)
         start = self.length + self.retained
         end = start + new.shape[2]
         cached[:, :, start:end] = new

@@ -36,13 +36,18 @@ class GreedyVerifier:
 
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Return the longest branch of ``tree`` that agrees with the target's greedy choices."""
-        verified = scores.verified  # once: the property computes it at each reading
-        if verified is not None:
-            path, chosen, choices = verified
-            finite(choices)
-            return AcceptedPath(path, chosen[np.concatenate(([0], path + 1))], choices)
+        if (accepted := self._accepted_by_pass(scores)) is not None:
+            return accepted
         choices, tokens, _ = choices_and_tokens(tree, scores)
         return self._agreement(tree, tokens, choices, choices)
+
+    def _accepted_by_pass(self, scores: PassScores) -> AcceptedPath | None:
+        """Return what the pass itself has accepted; None where it verified nothing."""
+        verified = scores.verified  # once: the property computes it at each reading
+        if verified is None:
+            return None
+        path, chosen, choices = verified
+        return AcceptedPath(path, chosen[np.concatenate(([0], path + 1))], finite(choices))
 
     def _agreement(
         self, tree: DraftTree, tokens: IntArray, chosen: IntArray, greedy: IntArray

@@ -51,8 +51,7 @@ class MatchVerifier(GreedyVerifier):
     @torch.inference_mode()
     def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Return the longest branch of ``tree`` that agrees with the target's draws."""
-        if scores.verified is not None:
-            accepted = super().verify(tree, scores)
+        if (accepted := self._accepted_by_pass(scores)) is not None:
             self._uniforms.take(len(accepted.tokens))
             return accepted
         depths = scores.depths

@@ -133,6 +133,8 @@ class HeadDrafter(ModelDrafter):
             context.head_cache[which] = self._load(folder, target)
         # The run's drafters share its parameters; what it has read is this one's.
         self._head = copy.copy(context.head_cache[which])
+        ids = self._head.target_ids
+        self._n_ids = context.vocab_size if ids is None else len(ids)  # that it can draft
 
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """Receive all hidden states of the next turn, by number, in a replay that is not timed.
