@@ -330,7 +330,7 @@ PARTS = (
         + _BENCH + "static {large} {sizes} --out={work}/static.json",
         _loops, BENCH,
     ),
-    Part("kernels", 1, 30, _BENCH + "kernels {large} {sizes} {out}", _kernels, BENCH),
+    Part("kernels", 1, 60, _BENCH + "kernels {large} {sizes} {out}", _kernels, BENCH),
     Part(
         "rows", 1, 60,
         "{python} run.py {large} runner=cost runner.contexts={grid} runner.tree_rows={rows} "
@@ -389,7 +389,8 @@ PARTS = (
         _energy, RUNS, True,
     ),
     Part(
-        "parity", 3, 90, "{pytest} tests/kernels/test_row_kernels.py --junitxml={work}/tests.xml",
+        "parity", 3, 120,
+        "{pytest} -p xdist -n 8 tests/kernels/test_row_kernels.py --junitxml={work}/tests.xml",
         _any, ("specbench/kernels", "tests/kernels/test_row_kernels.py"), True,
     ),
     Part("passes", 3, 120, _BENCH + "passes {large} {sizes} {out}", _passes, BENCH),

@@ -81,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("--visit", type=int, choices=sorted({part.visit for part in PARTS}), help="only its parts")
+    add("--parts", nargs="+", choices=[part.name for part in PARTS], help="only these")
     add("--seconds", type=float, default=float("inf"), help="begin no part that could end later")
     add("--device", choices=("cuda:0", "cpu"), default="cuda:0", help="cpu: a trial")
     add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of results")
@@ -96,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     (out / "parts").mkdir(parents=True, exist_ok=True)
     selected = [part for part in PARTS if args.visit in (None, part.visit)]
+    selected = [part for part in selected if not args.parts or part.name in args.parts]
     saved, left = {part.name: [*earlier(part, out, versions)] for part in selected}, []
     for part in sorted(selected, key=lambda part: all(k["ok"] for k in saved[part.name])):
         code, limit_s = part.source_hash(), part.limit_s * (3 if args.device == "cpu" else 1)

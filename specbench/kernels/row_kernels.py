@@ -29,7 +29,7 @@ from specbench.kernels.static_rows import StaticRows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROW_TILE = 16  # query rows that share a read of the keys
-KEY_TILE = 64
+KEY_TILE = 128  # half of it where a key has more than 256 bytes, for the shared memory
 MOST_SPLITS = 32  # of the cache: enough programs to use all of a GPU's memory channels
 OUTPUT_TILE = 32
 EXACT_ROWS = 64  # rows of a product's tile: the tensor cores are idle at fewer
@@ -55,7 +55,8 @@ def add_norm(
     x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As in `fused_pass`."""
-    size = x.shape[-1]
+    size, x = x.shape[-1], x.contiguous()  # a root's state is expanded to its children
+    added = None if added is None else added.contiguous()
     total = x if added is None else torch.empty_like(x)
     normed = torch.empty_like(x)
     _add_norm[(x.numel() // size,)](
@@ -77,7 +78,7 @@ def _gate(joined, out, size, BLOCK: tl.constexpr):
 
 def gate(joined: torch.Tensor) -> torch.Tensor:
     """As in `fused_pass`."""
-    size = joined.shape[-1] // 2
+    size, joined = joined.shape[-1] // 2, joined.contiguous()
     out = joined.new_empty(*joined.shape[:-1], size)
     _gate[(out.numel() // size, triton.cdiv(size, 1024))](joined, out, size, BLOCK=1024)
     return out
@@ -128,8 +129,9 @@ def rotate(
     eps: float, keys: torch.Tensor, values: torch.Tensor, first: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """As in `fused_pass`."""
-    batch, rows, width = joined.shape
-    kv_heads, cache_rows, size = keys.shape[1:]
+    (batch, rows, width), kv_heads, cache_rows, size = joined.shape, *keys.shape[1:]
+    joined, cos, sin = joined.contiguous(), cos.contiguous(), sin.contiguous()
+    assert keys.is_contiguous() and values.is_contiguous()
     heads = width // size - 2 * kv_heads
     queries = joined.new_empty(batch, rows, heads, size)
     _rotate[(batch * rows, heads + 2 * kv_heads)](
@@ -241,18 +243,20 @@ def attend(
     """Attend with ``query [batch, rows, heads, head_dim]`` (any strides but the last one's)."""
     batch, rows, heads, size = query.shape
     kv_heads, cache_rows = keys.shape[1], keys.shape[2]
+    assert all(t.is_contiguous() for t in (static.visible, static.row_depths, static.key_depths))
     split_size = split_rows(cache_rows)
     splits = triton.cdiv(cache_rows, split_size)
     group, block = heads // kv_heads, max(triton.next_power_of_2(size), 16)
+    wide = block * query.element_size() > 256
     parts = query.new_empty(splits, batch, rows, heads, size, dtype=torch.float32)
     ends = query.new_empty(splits, batch, rows, heads, dtype=torch.float32)
     _attend_split[(batch * kv_heads, splits, triton.cdiv(rows * group, ROW_TILE))](
         query, keys, values, static.lengths, static.visible, static.row_depths, static.key_depths,
         parts, ends, scaling, rows, static.visible.shape[-1], cache_rows, split_size,
         query.stride(0), query.stride(1), query.stride(2), keys.stride(0),
-        KV_HEADS=kv_heads, GROUP=group, SIZE=size, BLOCK=block, M=ROW_TILE, N=KEY_TILE,
-        WINDOW=window or 0, CAP=softcap or 0.0, COPIES=INTERPRETED,
-        num_stages=1 if size * query.element_size() > 256 else 2,
+        KV_HEADS=kv_heads, GROUP=group, SIZE=size, BLOCK=block, M=ROW_TILE,
+        N=KEY_TILE // 2 if wide else KEY_TILE, WINDOW=window or 0, CAP=softcap or 0.0,
+        COPIES=INTERPRETED, num_stages=1 if wide else 2,
     )  # fmt: skip
     out = query.new_empty(batch, rows, heads, size)
     _merge[(batch * rows * heads,)](
@@ -321,7 +325,7 @@ def inner_bytes(device: torch.device) -> int:
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply ``x [..., inner]`` with ``weight [outputs, inner]``."""
-    outputs, inner = weight.shape
+    (outputs, inner), x = weight.shape, x.contiguous()
     rows, out = x.numel() // inner, x.new_empty(*x.shape[:-1], outputs)
     inner_tile = inner_bytes(x.device) // x.element_size()
     _product[(triton.cdiv(outputs, OUTPUT_TILE), triton.cdiv(rows, EXACT_ROWS))](
@@ -334,10 +338,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 def row_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply one row; it reads faster than `product`, and adds in another order."""
-    outputs, inner = weight.shape
+    (outputs, inner), x = weight.shape, x.contiguous()
     out = x.new_empty(*x.shape[:-1], outputs)
-    _row_product[(triton.cdiv(outputs, 4),)](
+    _row_product[(triton.cdiv(outputs, 2),)](
         x, weight, weight if bias is None else bias, out, outputs, inner, BIAS=bias is not None,
-        N=4, K=1024,
+        N=2, K=1024,
     )  # fmt: skip
     return out

@@ -41,8 +41,9 @@ def build(name: str) -> Drafter:
 NEEDS = {name: build(name).needs for name in option_names("method") * THERE if name != "ar"}
 
 
-def model(architecture: str, **options):
-    return tiny_model(architecture, vocab_size=VOCABULARY, **options).to("cuda")
+def model(architecture: str, *, dtype: torch.dtype = torch.float64, **options):
+    """The weights that files of toys were made with, rounded."""
+    return tiny_model(architecture, vocab_size=VOCABULARY, **options).to("cuda", dtype)
 
 
 @pytest.fixture
