@@ -320,8 +320,8 @@ def compare_with_first(
 
 PROMPT, PROFILED = 128, 5
 FAMILIES = {  # by the first that a kernel's name matches
-    "attention": r"attention|flash|fmha|sdpa",
-    "product": r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|(add)?mm\b|linear",
+    "attention": r"attention|attend|merge|flash|fmha|sdpa",
+    "product": r"product|gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|(add)?mm\b|linear",
     "norm": r"norm|rsqrt|mean|pow",
     "copy": r"memcpy|memset|copy|index|gather|scatter|cat",
     "choice": r"argmax|reduce|topk|sort",
