@@ -1,4 +1,4 @@
-"""Choose: which of several methods drafts is decided at each step by what each would have scored.
+"""Choose: each step, the method that would have scored most so far drafts.
 
 Papers: HedgeSpec ("Not-a-Bandit"), arXiv 2510.20064, with NormalHedge, arXiv 0903.2851; TapOut,
     arXiv 2511.02017, with UCB1 (Auer, Cesa-Bianchi, Fischer 2002). No code of either is public.
@@ -11,9 +11,9 @@ ucb        Each part once, then the largest mean reward + sqrt(2 ln(steps) / its
 thompson   The largest of draws from Beta(1 + rewards, 1 + steps - rewards).
 fixed      Always part number ``arm``, to compare with: a replay counts its passes exactly.
 The bandits' reward blends accepted tokens over ``longest`` and over drafted nodes, as TapOut's.
-Only the played part pays for passes. Under ``hedge`` parts that need none are all asked for drafts.
-A trained head is scored by its likeliest token after each committed state, which it reads anyway,
-as far as its tree is deep.
+Only the played part pays for passes. Under ``hedge`` all parts that need no passes draft at each
+step. A trained head is scored by its likeliest token after each committed state, which it reads
+anyway, up to its tree's depth.
 Where ours differs, and why:
     - A draft longer than the text is scored as far as the text goes, and later the rest; HedgeSpec
       waits for a chunk's end, and sums overlaps of distributions, which automata lack.
@@ -60,7 +60,7 @@ class _OpenStep:
     length: int  # tokens committed before it
     played: int
     drafts: Drafts
-    scored: FloatArray  # [parts] tokens that the regrets hold already
+    scored: FloatArray  # [parts] tokens that the regrets already count
 
 
 @dataclass(kw_only=True, eq=False)
@@ -113,7 +113,7 @@ class Choose(Composite):
 
     @property
     def own_needs(self) -> Needs:
-        suffice = self.policy in ("hedge", "fixed")  # no text alone brings rewards back
+        suffice = self.policy in ("hedge", "fixed")  # a bandit's rewards need passes
         return Needs(max_nodes=max(p.needs.max_nodes for p in self.parts), tokens_only=suffice)
 
     def setup(self, context: structs.DraftContext) -> None:
@@ -152,7 +152,7 @@ class Choose(Composite):
             reach = min(accepted / self.longest, 1.0)
             self._rewards[played] += self.blend * reach + (1 - self.blend) * accepted / drafted
         self._plays[played] += played >= 0
-        # Of a draft that was not theirs the others see what was committed, and the root's row.
+        # The other parts see the committed tokens and the root's row, as if none had been drafted.
         logits = None if outcome.logits is None else outcome.logits[:1]
         none = DraftTree.empty()
         other = replace(outcome, tree=none, path=NO_TOKENS, next_tokens=None, logits=logits)
@@ -180,7 +180,7 @@ class Choose(Composite):
         return int((self._rewards / self._plays + bonus).argmax())
 
     def _ask(self, state: DecodeState) -> ModelWork[Drafts]:
-        """Ask parts without passes for drafts, and heads for their guesses after each token."""
+        """Collect drafts of parts that need no passes, and heads' guesses after each token."""
         start, drafts = time.perf_counter(), []
         for guesses, part in zip(self._guesses, self.parts, strict=True):
             draft: DraftTree | None = None
@@ -193,7 +193,7 @@ class Choose(Composite):
         return drafts
 
     def _settle(self, state: DecodeState) -> None:
-        """Add to the regrets what the text has decided since the last step."""
+        """Add to the regrets the scores that the text has decided since the last step."""
         steps, self._open = self._open, []
         for step in steps:
             text, lengths, more = state.tokens[step.length :], np.zeros_like(step.scored), False
@@ -216,7 +216,7 @@ class Choose(Composite):
 
 @njit(cache=True)
 def matched(tokens: Array, parents: Array, text: Array) -> tuple[int, bool]:
-    """Count the tokens of ``text`` along the tree, and tell whether the tree goes on behind all."""
+    """Count the tokens of ``text`` along the tree; also whether the tree continues after all."""
     depths = np.full(len(parents) + 1, -1)  # by row; row 0 is the root, -1 is off the text
     depths[0] = longest = 0
     for node in range(len(parents)):

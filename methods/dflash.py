@@ -15,8 +15,8 @@ A step: the states of tokens committed since become context; then the block, the
 (``specbench.draft_structures.marginal_tree``). ``DraftTree.path_probs`` are products of the
 tokens' probabilities, or of a chain's confidences where a head has them.
 Where ours differs, and why:
-    - Windows of layers count, as there with flash-attention; torch's attention there ignores them.
-    - At a temperature the head's distributions get the target's filters (top-k, top-p), too.
+    - Layers' sliding windows apply; in the reference only its flash-attention path applies them.
+    - At a temperature the target's filters (top-k, top-p) also apply to the head's distributions.
     - The first draft comes after the prompt's pass, and none goes beyond the output limit.
     - Heads of Gemma-4 (other norms) and DFlash2 (a convolution, a selector) are refused.
 Example: a block of 4 is "r m m m" with the root r; if the masks' likeliest tokens are a, b and c,
@@ -53,10 +53,10 @@ class DFlash(HeadDrafter):
 
     Attributes:
         head: the head's name in ``pair.heads``, a folder or a hub id.
-        block_size: rows of the block at most, the root's among them; the head's own if fewer.
+        block_size: most rows of a block, the root's included; the head's block if it is smaller.
         tree: ``chain``: one token after the other; ``dynamic``: the likeliest prefixes.
-        nodes: of a dynamic tree.
-        confidence: a chain ends before a token with less of the head's confidence; 0 never.
+        nodes: number of nodes of a dynamic tree.
+        confidence: a chain ends before a token of lower confidence (0: never).
     """
 
     reads_root: ClassVar[bool] = True

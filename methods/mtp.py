@@ -1,4 +1,4 @@
-"""MTP: the layers that a model was trained with to predict further ahead draft for it.
+"""MTP: a model's own layers, trained to predict further ahead, draft for it.
 
 Paper: "DeepSeek-V3 Technical Report", arXiv 2412.19437, sections 2.2 and 5.4.3.
 Reference code studied: huggingface/transformers 5.23, ``generate(use_mtp=True)``: ``MtpModel`` and
@@ -9,8 +9,8 @@ A step: layer 0 joins the target's state of each row committed since with the ne
     and the token drafted there, and all drafts are a chain. A single layer goes on as EAGLE's
     does: it reads its own output and the token drafted; ``top_k`` above 1 grows EAGLE-2's tree.
 Where ours differs, and why:
-    - At a temperature transformers draws its drafts. Here they are the likeliest at any: a function
-      of the context, so the output is plain sampling's.
+    - At a temperature transformers draws its drafts. Here the likeliest tokens are drafted at any
+      temperature, so a draft depends on the context alone and the output is plain sampling's.
     - The first draft comes after the prompt's pass, as for every method here.
 Checked: drafts identical to transformers' in 2,526 of 2,526 steps (GLM-4.5, 1 to 3 layers) and
     1,317 of 1,317 (DeepSeek-V3, 1 to 3) with random weights; ``tests/methods/test_mtp.py``.
@@ -35,7 +35,7 @@ from specbench.models.heads import mtp
 
 @dataclass(kw_only=True, eq=False)
 class Mtp(DynamicTreeDrafter):
-    """MTP: a model's own layers for tokens further ahead draft.
+    """MTP: a model's own layers, which predict further ahead, draft.
 
     Raises:
         ConfigurationError: a tree, or a longer chain than layers, is asked of several layers.

@@ -1,9 +1,9 @@
-"""Heads trained on a target that runs beside them, as a GPU allows, for a time instead of epochs.
+"""Train heads for a given time on the outputs of a target that runs in the same process.
 
-Texts are tokens alone: one pass of the target over a batch teaches all heads, which so learn the
-whole of its distribution, from equal data. A training goes on from the heads as they were written,
-without the optimizer's moments, which the warm-up rebuilds. Each time ends with a falling rate, and
-the next begins at the full one (WSD-S, arXiv 2410.05192).
+Texts hold tokens only: one pass of the target over a batch trains all heads, on its whole
+distribution and on equal data. Training continues from the saved heads, without the optimizer's
+moments, which the warm-up rebuilds. Each run ends with a falling learning rate, and the next begins
+at the full one (WSD-S, arXiv 2410.05192).
 """
 
 import itertools

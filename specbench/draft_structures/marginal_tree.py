@@ -2,9 +2,10 @@
 
 Paper: "Accelerating Speculative Decoding with Block Diffusion Draft Trees", arXiv 2604.12989.
 Reference code studied: liranringel/ddtree c96427a (``ddtree.py``).
-For drafters that guess each position by itself, whatever was drafted before it. A prefix weighs the
-product of its tokens' probabilities, so no child outweighs its parent or an elder sibling. As in
-that code the next node comes from a heap: the heaviest, of equals the one whose ranks come first.
+For drafters that guess each position independently of the tokens drafted before it. A prefix's
+weight is the product of its tokens' probabilities, so no child outweighs its parent or an elder
+sibling. As in the reference the next node comes from a heap: the heaviest, and of equals the one
+with the lowest ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def likeliest_prefixes(ids: IntArray, log_probs: FloatArray, n_nodes: int) -> Dr
     """Build the tree of the ``n_nodes`` likeliest prefixes, or of all, the likeliest first.
 
     Args:
-        ids: ``[levels, ranks]`` candidates of each position behind the root.
-        log_probs: ``[levels, ranks]`` theirs, falling along each row.
+        ids: ``[levels, ranks]`` candidates of each position after the root.
+        log_probs: ``[levels, ranks]`` their log-probabilities, falling along each row.
 
     Returns:
         The tree, with ``path_probs``.

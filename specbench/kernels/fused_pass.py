@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -122,8 +123,10 @@ class Products:
         ways: dict[str, Product] = {"library": linear}
         if rows == 1:
             ways["row"] = row_kernels.row_product
-        if rows <= row_kernels.EXACT_ROWS:
+        if rows <= row_kernels.TILE[0]:
             ways["tile"] = row_kernels.product
+        if rows <= row_kernels.FEW[0]:
+            ways["few"] = partial(row_kernels.product, tile=row_kernels.FEW)
         return ways[self._choice(ways, x, pair, rows)](x, *pair)
 
     def _choice(self, ways: Mapping[str, Product], x: torch.Tensor, pair: Pair, rows: int) -> str:

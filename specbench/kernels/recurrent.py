@@ -1,4 +1,4 @@
-"""Layers that keep a state: their rows one after the other, so that a draft can be taken back.
+"""Layers that keep a state, row by row, so that rejected drafts can be taken back.
 
 A recurrent layer (gated delta rule, Kimi's delta rule, Mamba-2) folds each row into a state, and a
 short convolution keeps its last inputs; neither can forget a row. So a pass never writes the
@@ -7,9 +7,9 @@ those of the accepted rows: one step of the recurrence for each, and no weight i
 tree starts from the state after its parent's row, and a convolution follows a row's ancestors.
 
 transformers' layers call their kernels by names in their own files; `row_by_row` puts ours there
-while a pass runs. A prompt keeps the stock kernel over chunks. All passes behind it go row by row
-through the stock recurrent one (Mamba-2: a formula equal to it), and k rows are the same
-computation as k passes of one row: chunks would round otherwise.
+while a pass runs. A prompt keeps the stock kernel over chunks. All later passes go row by row
+through the stock recurrent one (Mamba-2: a formula equal to it), so k rows are the same
+computation as k passes of one row; chunks would round differently.
 
 Replay from kept inputs: vLLM's ReplaySSM (RFC 47572) and ``dflash/model_mlx.py`` of z-lab/dflash;
 each node from its parent's state: vLLM's RFC 54080.

@@ -1,8 +1,8 @@
 """Triton kernels of a pass of few rows: norms, rotation, attention over cache and tree, products.
 
 torch's operations read the same memory several times and are launched one by one; on a GPU a pass
-of one row spends a quarter of its time in them. What the host does not know, the number of
-committed tokens, is read on the device, so that one CUDA graph serves texts of any length.
+of one row spends a quarter of its time in them. The number of committed tokens is read on the
+device, so that one CUDA graph serves texts of any length.
 
 All numbers of a row are added in an order that depends on the row alone: tiles and splits have
 fixed sizes, splits begin at absolute positions of the cache, and what a row does not see adds zero.
@@ -31,8 +31,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROW_TILE = 16  # query rows that share a read of the keys
 KEY_TILE = 128  # half of it where a key has more than 256 bytes, for the shared memory
 MOST_SPLITS = 32  # of the cache: enough programs to use all of a GPU's memory channels
-OUTPUT_TILE = 32
-EXACT_ROWS = 64  # rows of a product's tile: the tensor cores are idle at fewer
+TILE = (64, 32)  # rows and outputs of a product's program: the tensor cores are idle at fewer rows
+FEW = (16, 16)  # the same where rows are few: more programs read the weights
 
 
 @triton.jit
@@ -323,14 +323,17 @@ def inner_bytes(device: torch.device) -> int:
     return 512 if memory > 147_456 else 256
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    tile: tuple[int, int] = TILE,
+) -> torch.Tensor:  # fmt: skip
     """Multiply ``x [..., inner]`` with ``weight [outputs, inner]``."""
     (outputs, inner), x = weight.shape, x.contiguous()
     rows, out = x.numel() // inner, x.new_empty(*x.shape[:-1], outputs)
     inner_tile = inner_bytes(x.device) // x.element_size()
-    _product[(triton.cdiv(outputs, OUTPUT_TILE), triton.cdiv(rows, EXACT_ROWS))](
+    _product[(triton.cdiv(outputs, tile[1]), triton.cdiv(rows, tile[0]))](
         x, weight, weight if bias is None else bias, out, rows, outputs, inner,
-        BIAS=bias is not None, M=EXACT_ROWS, N=OUTPUT_TILE, K=inner_tile,
+        BIAS=bias is not None, M=tile[0], N=tile[1], K=inner_tile,
         COPIES=INTERPRETED, num_stages=3,
     )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
 """What a model's layers cache, read from one pass of two rows through transformers' own cache.
 
-Names in configurations do not tell it: layers differ in heads and sizes (Gemma-4, MiMo-V2), keep
-compressed latents in place of keys and values (DeepSeek) or nothing (Gemma-3n, layers that keep a
-state), and a decoder layer may fill two layers of the cache (LongCat).
+A configuration's names are not enough: layers differ in heads and sizes (Gemma-4, MiMo-V2), cache
+compressed latents instead of keys and values (DeepSeek) or nothing (Gemma-3n, layers that keep a
+state), and one decoder layer may fill two layers of the cache (LongCat).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IDS = [[1, 2]]
 
 @dataclass(frozen=True, slots=True)
 class LayerLayout:
-    """What one layer of transformers' cache holds of a text.
+    """Sizes of what one layer of transformers' cache holds.
 
     Attributes:
         rows: heads and their size of keys, and of values, which grow with the text; empty: the
@@ -55,8 +55,8 @@ def read_layout(model: PreTrainedModel) -> list[LayerLayout]:
     )  # fmt: skip
     if any(getattr(layer, "is_indexer_initialized", False) for layer in cache.layers):
         raise ConfigurationError(
-            "layers choose the rows that they attend to by an indexer, whose cache this project "
-            f"lacks. {ELSE}"
+            "an indexer chooses the rows that layers attend to, and this project has no cache for "
+            f"it. {ELSE}"
         )
     return [_layer_layout(layer, model.device) for layer in cache.layers]
 

@@ -105,7 +105,8 @@ def test_products(dtype, rows, biased):
     x, weight = randn(rows, inner, dtype=dtype), randn(70, inner, dtype=dtype)
     bias = randn(70, dtype=dtype) if biased else None
     expected = in_float64(linear, x, weight, bias)
-    compare(row_kernels.product(x, weight, bias), expected, dtype)
+    for tile in (row_kernels.TILE, row_kernels.FEW):
+        compare(row_kernels.product(x, weight, bias, tile), expected, dtype)
     if rows == 1:
         compare(row_kernels.row_product(x, weight, bias), expected, dtype)
 

@@ -16,8 +16,8 @@ the row's children were drawn from; each row has a weight, the root's is 1::
         accept the row with probability ``weight``, the root always
     then a token of P at the accepted row
 
-A chain is tested as by ``block``, one level of siblings as by ``rejection``. Of deeper trees more
-is accepted: a rejected leaf lends its mass to its siblings before their parent is tested.
+A chain is tested as by ``block``, one level of siblings as by ``rejection``. Deeper trees gain: a
+rejected leaf passes its mass to its siblings before their parent is tested.
 Where ours differs, and why:
     - The weight is 1 if its denominator is 0: then P = Q, and a child is accepted for certain. P
       stays as it is where nothing is left of it.
@@ -48,7 +48,7 @@ from specbench.decoding.verify.rejection import RejectionVerifier, with_bonus
 
 
 class TraversalVerifier(RejectionVerifier):
-    """Exact for drawn trees, of which it accepts at least as much as ``rejection``.
+    """Exact for drawn trees; accepts at least as much as ``rejection``.
 
     A step with n nodes takes n + 1 random numbers: one for the test of each node, reached or not,
     and one for the token after the path. One test decides which comes next, so a GPU's rows of P

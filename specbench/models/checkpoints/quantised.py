@@ -1,8 +1,8 @@
 """Quantised weights: dequantised while they are loaded, else refused or run as they are packed.
 
-A dequantised model is a plain one in all that follows, but its passes read more bytes than its
-file has, which speedups depend on. Of a packed one (``model.allow_packed``) embedding and LM head
-are plain, as drafters read them; the rest is left to its own layers.
+A dequantised model is used like any other, but its passes read more bytes than its file has, and
+speedups depend on that. A packed model (``model.allow_packed``) keeps its own layers, but embedding
+and LM head must be plain, because drafters read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbench.models.checkpoints import weights
 from specbench.system.bandwidth import streamed_bytes
 
 GGUF = "gguf"
-# Of transformers' methods those that it can undo at load (5.23), on a GPU when it is told to.
+# Methods that transformers (5.23) can undo at load, some of them only when it is told to.
 _DEQUANTISED = (GGUF, "fp8", "mxfp8", "mxfp4", "compressed-tensors")
 
 
