@@ -205,7 +205,7 @@ def save(figure: Drawing, folder: Path, name: str) -> list[Path]:
 
     The same figure gives the same bytes.
     """
-    title, caption = _wrapped(figure.title, 12.5), _wrapped(figure.caption, 17.5)
+    title, caption = _wrapped(figure.title, 12.5), _wrapped(figure.caption, 16.5)
     figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize="large")
     figure.supxlabel("\n".join(caption), x=0.01, ha="left", fontsize="small")
     above, below = 0.1 + 0.19 * len(title), 0.145 * len(caption)

@@ -86,10 +86,10 @@ def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
 
 
 def test_every_method_of_a_run_stands_in_its_table_the_fastest_first():
-    summary = read_json(PROJECT / "docs/measurements/cpu-epyc-2core/all_methods" / SUMMARY)
+    summary = read_json(PROJECT / "docs/measurements/cpu-xeon-2core/all_methods" / SUMMARY)
     rows = [row for row in summary["rows"] if row["task"] == "overall"]
     speedups = sorted((row["speedup"] for row in rows if row["label"] != "ar"), reverse=True)
-    page = "<!-- table\nfrom: docs/measurements/cpu-epyc-2core/all_methods\ncolumns: method | "
+    page = "<!-- table\nfrom: docs/measurements/cpu-xeon-2core/all_methods\ncolumns: method | "
     page += "x = overall speedup: .6f\nrows: * -->\n<!-- end -->\n"
     shown = re.findall(r"^\| `\w+`(?: \(tuned off\))? \| ([\d.]+) \|$", pages.render(page)[0], re.M)
     assert [float(number) for number in shown] == [round(number, 6) for number in speedups]

@@ -10,6 +10,7 @@ from runners import search
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
+from specbench.paths import CONF_DIR
 
 SMALL_GRID = {
     "contexts": [32, 200], "tree_rows": [1, 8, 32], "batch_contexts": [32], "batch_k": [1, 8],
@@ -59,11 +60,9 @@ def test_replayed_and_live_methods_are_tuned_with_one_effort(small, here, tmp_pa
 
 def test_a_pair_file_keeps_what_was_not_searched():
     cfg = compose.compose(["method=ar"])
-    node = OmegaConf.create(tune.pair_file(cfg, "eagle2", {"total": 4}, "why"))
-    assert node.method == {
-        **{"total": 4, "depth": 0, "top_k": 1},
-        "vocabulary": "assets/heads_smollm2_135m/eagle3",
-    }
+    node = OmegaConf.create(tune.pair_file(cfg, "eagle2", {"total": 7}, "why"))
+    present = OmegaConf.load(CONF_DIR / "pair/eagle2_smollm2_135m.yaml").method
+    assert node.method == {**present, "total": 7} and "vocabulary" in present
     assert node.defaults == ["draft_smollm2_135m@pair", "_self_"]
     # A file of its own takes the place of the model's common one, which names the draft model.
     node = OmegaConf.create(tune.pair_file(cfg, "sps", {"gamma": 2}, "why"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
 from runners.job import Job
@@ -22,7 +23,7 @@ from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.models import loading
 from specbench.models.draft import loading as draft_loading
 from specbench.models.target import Target
-from specbench.paths import ASSETS
+from specbench.paths import ASSETS, CONF_DIR
 from tests.conftest import tiny_model
 from tests.tiny_checkpoint import VOCAB, save_checkpoint, tiny_tokenizer
 
@@ -192,7 +193,8 @@ def test_the_runs_draft_holds_for_all_its_entries(tmp_path):
     cfg = compose(["method=sps", "pair=random_draft", "pair.draft.random.layers=3"])
     assert compose_entry(cfg, "opt_tree").pair.draft.random.layers == 3
     budget = compose_entry(cfg, "cacheback")
-    assert budget.method.total_draft_len == 6  # from its own pair file
+    own = OmegaConf.load(CONF_DIR / "pair/cacheback_smollm2_135m.yaml")
+    assert budget.method.total_draft_len == own.method.total_draft_len
     cfg = compose(["method=cacheback", "pair=none", f"pair.draft.path={tmp_path}"])
     assert compose_entry(cfg, "sps").pair.draft.path == str(tmp_path)
 
