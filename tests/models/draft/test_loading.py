@@ -193,8 +193,8 @@ def test_the_runs_draft_holds_for_all_its_entries(tmp_path):
     cfg = compose(["method=sps", "pair=random_draft", "pair.draft.random.layers=3"])
     assert compose_entry(cfg, "opt_tree").pair.draft.random.layers == 3
     budget = compose_entry(cfg, "cacheback")
-    own = OmegaConf.load(CONF_DIR / "pair/cacheback_smollm2_135m.yaml")
-    assert budget.method.total_draft_len == own.method.total_draft_len
+    pair_file = OmegaConf.load(CONF_DIR / "pair/cacheback_smollm2_135m.yaml")
+    assert budget.method.total_draft_len == pair_file.method.total_draft_len
     cfg = compose(["method=cacheback", "pair=none", f"pair.draft.path={tmp_path}"])
     assert compose_entry(cfg, "sps").pair.draft.path == str(tmp_path)
 
