@@ -96,8 +96,8 @@ def main(argv: list[str] | None = None) -> int:
         print(wrong, file=sys.stderr)
         return 2
     (out / "parts").mkdir(parents=True, exist_ok=True)
-    selected = [part for part in PARTS if args.visit in (None, part.visit)]
-    selected = [part for part in selected if not args.parts or part.name in args.parts]
+    names = args.parts or [part.name for part in PARTS]
+    selected = [p for p in PARTS if args.visit in (None, p.visit) and p.name in names]
     saved, left = {part.name: [*earlier(part, out, versions)] for part in selected}, []
     for part in sorted(selected, key=lambda part: all(k["ok"] for k in saved[part.name])):
         code, limit_s = part.source_hash(), part.limit_s * (3 if args.device == "cpu" else 1)
