@@ -131,7 +131,7 @@ def command_fields(device: str, work: Path) -> dict[str, str]:
         "labels": ",".join(labels),
         "lessons": ".cache/heads_smollm2_135m_live",
         "run": f"{python} run.py model=smollm2_135m {on} generation.max_new_tokens=64",
-        "end": f"{few}output_dir={folder}/run",
+        "end": f"{few}baseline=false output_dir={folder}/run",
     }
 
 
@@ -340,13 +340,13 @@ PARTS = (
         (*CORE, "runners/cost.py", "runners/measure/pass_times.py", "conf/model", "conf/runner"),
     ),
     Part(
-        "order", 1, 25,
+        "order", 3, 60,
         f"TORCH_CUDA_SANITIZER=1 {{pytest}} {_GPU_TESTS} -k "
         "'late_drafts or captured_drafts and float32 and (eagle2 or sps or token_recycling)'",
         _any, _TESTED, True,
     ),
     Part(
-        "memcheck", 1, 45,
+        "memcheck", 3, 90,
         "command -v compute-sanitizer || exit 0; "
         "checked='compute-sanitizer --tool memcheck --report-api-errors no'; "
         "FIX=0 $checked --error-exitcode 9 {python} -m scripts.gpu_crash clear_empty; "
@@ -371,19 +371,19 @@ PARTS = (
         _no_bug, RUNS,
     ),
     Part(
-        "match", 2, 25, _SAMPLED + "match method=pld 'compare=[eagle2,token_recycling]' {end}",
+        "match", 2, 40, _SAMPLED + "match method=pld 'compare=[eagle2,token_recycling]' {end}",
         _same, RUNS,
     ),
-    Part("rejection", 2, 25, _SAMPLED + "rejection method=sps {end}", _any, RUNS),
-    Part("block", 2, 25, _SAMPLED + "block method=sps {end}", _any, RUNS),
+    Part("rejection", 2, 40, _SAMPLED + "rejection method=sps {end}", _any, RUNS),
+    Part("block", 2, 40, _SAMPLED + "block method=sps {end}", _any, RUNS),
     Part(
-        "batch", 2, 35,
+        "batch", 2, 45,
         "{run} model.dtype=float32 batch.size=4 dataset.limit=8 method=pld "
         "'compare=[suffix_decoding,token_recycling,medusa,eagle2]' {end}",
         _equal, RUNS,
     ),
     Part(
-        "energy", 2, 30,
+        "energy", 2, 35,
         "{run} model.dtype=float32 measure=energy dataset.limit=6 method=pld "
         "'compare=[eagle2]' {end}",
         _energy, RUNS, True,
