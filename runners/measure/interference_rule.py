@@ -1,16 +1,18 @@
 """Find the cases that other work on the machine disturbed, and choose those to measure again.
 
 A rule that judged a turn by its speed would favor a method's fast turns: only evidence from
-outside the run counts (``measure.disturbed``; docs/metrics.md). CPU shares are judged by block,
-because one burst is a larger share of a short turn than of a long one: a limit for turns would flag
-fast methods and spare the baseline. A disturbed block is measured again, whole, after all others,
-because a burst on a shared host lasts minutes.
+outside the run counts (``measure.disturbed``; docs/metrics.md). CPU time that a block or one of its
+labels lost is compared with times over all labels, because one burst is a larger share of a short
+turn than of a long one: a limit for turns would flag fast methods and spare the baseline. One label
+may lose as much as three labels together, or bursts over few of many labels would pass. A disturbed
+block is measured again, whole, after all others, because a burst on a shared host lasts minutes.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from runners.job import CaseBlock, Job
@@ -39,12 +41,22 @@ def by_counters(
             ("cpu_steal", limits.steal, "the hypervisor"),
             ("cpu_others", limits.others, "other processes"),
         ):
-            shares = [(getattr(turn, counter), turn.wall_s) for turn in turns]
-            shares = [(share, seconds) for share, seconds in shares if share is not None]
-            total = math.fsum(seconds for _, seconds in shares)
-            taken = math.fsum(share * seconds for share, seconds in shares)
-            if limit is not None and taken > limit * total:
+            lost: dict[str, float] = defaultdict(float)
+            total = 0.0
+            for turn in turns:
+                if (share := getattr(turn, counter)) is not None:
+                    lost[turn.label] += share * turn.wall_s
+                    total += turn.wall_s
+            if limit is None or not total:
+                continue
+            taken = math.fsum(lost.values())
+            worst = max(lost, key=lambda label: lost[label])
+            mean = total / len(lost)
+            if taken > limit * total:
                 cpu.append(f"{who} took {taken / total:.0%} of the case's CPU time")
+            elif lost[worst] > 3 * limit * mean:
+                part = f"{lost[worst] / mean:.0%} of a label's mean CPU time"
+                cpu.append(f"{who} took {part} from {worst}")
         for turn in turns:
             if reason := "; ".join([*cpu, *_gpu_reasons(turn)]):
                 reasons[turn.key] = reason

@@ -456,7 +456,7 @@ def warnings(
         ]
     return [
         *_kinds(records, manifest),
-        *(_warn("LEFT_OUT", label=k, reason=reason) for k, reason in (left_out or {}).items()),
+        *_left_out(left_out or {}),
         *_failures(records, errors, labels),
         *busy,
         *slow,
@@ -466,6 +466,16 @@ def warnings(
         *(_warn("REMARK", text=note) for note in manifest.notes or ()),
         *_served(served),
     ]
+
+
+def _left_out(reasons: Mapping[str, str]) -> Iterator[Warned]:
+    """Name labels together whose reasons differ in nothing but the label."""
+    alike: dict[str, list[str]] = {}
+    for label, reason in reasons.items():
+        alike.setdefault(reason.replace(repr(label), "\0"), []).append(label)
+    for reason, labels in alike.items():
+        named = reason.replace("\0", " or ".join(map(repr, labels)))
+        yield _warn("LEFT_OUT", label=", ".join(labels), reason=named)
 
 
 def _kinds(records: Sequence[CaseRecord], manifest: RunManifest) -> Iterator[Warned]:

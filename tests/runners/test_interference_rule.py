@@ -75,6 +75,21 @@ def test_the_cpu_is_judged_over_the_case_with_all_its_labels_and_turns_and_a_gpu
     assert {key[1::2] for key in reasons} == {("a", "pld"), ("b", "ar")}
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_burst_over_one_of_many_labels_disturbs_the_case_whichever_label_it_hits(fast):
+    def judged(lost_s):
+        """30 labels of 2 s on average, of which the fastest or the slowest loses CPU time."""
+        walls = [1.0, 3.0, *[2.0] * 28]
+        lost = [lost_s * fast, lost_s * (not fast)]
+        turns = [
+            turn(label=f"m{i}", wall_s=wall, cpu_others=(lost[i] if i < 2 else 0.0) / wall)
+            for i, wall in enumerate(walls)
+        ]
+        return len(interference_rule.by_counters(turns, LIMITS))
+
+    assert judged(0.58) == 0 and judged(0.62) == 30  # 3 * 10 % of 2 s
+
+
 @pytest.mark.parametrize(
     ("disturbed", "options", "expected"),
     [
