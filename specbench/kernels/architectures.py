@@ -123,8 +123,8 @@ def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
 # Kinds of layers that keep a state; see `kernels.recurrent`.
 STATEFUL = {"linear_attention", "conv", "hybrid", "mamba"}
 # Types of models that are refused, and why.
-_FROM_EMPTY = "reads several rows behind a text from an empty state in transformers"
-_BY_DISTANCE = "adds a bias by distance to attention, which this project's lacks"
+_FROM_EMPTY = "starts each pass of several rows from an empty state in transformers"
+_BY_DISTANCE = "adds a bias by distance to its attention, and this project's attention adds none"
 _REFUSED = {
     "recurrent_gemma": "keeps its state in the layers themselves, which cannot go back where a "
     "draft is rejected",

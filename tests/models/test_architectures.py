@@ -385,11 +385,11 @@ PAGE = """# Architectures
 Checked on {date} with {versions}, on a CPU.
 `make check-architectures` makes this page again.
 
-Before a run measures anything, it compares logits of a chain, of a tree, and behind half of
-each, through this project's attention, cache and masks with those of the model as transformers
-loads it. The model's own passes of one row and of many differ, too; a difference over {times} times
-as large refuses the run (exit code 2), and so do passes of its own that are further apart than
-roundings can be. An architecture that is not on this page is checked like any other when it is
+Before a run measures anything, it compares the logits of a chain, of a tree, and of each after its
+first half was cached: this project's attention, cache and masks against the model as transformers
+loads it. The model's own passes of one row and of many differ, too. The run is refused (exit code
+2) by a difference over {times} times as large, and by own passes that differ by more than rounding
+explains. An architecture that is not on this page is checked like any other when it is
 loaded.
 
 Below are tiny models with random weights. Outputs of {tokens} tokens in float64 to {prompts}

@@ -578,7 +578,7 @@ REFUSED = {
     "Phi-3, LongRoPE past its switch": r"beyond 40 tokens LongRoPE .* model\.context_length=28",
     "Llama, dynamic RoPE outgrown": "beyond 40 tokens dynamic RoPE",
     "GPT-J": "GPTJForCausalLM computes attention itself",
-    "Mamba": "reads several rows behind a text from an empty state",
+    "Mamba": "starts each pass of several rows from an empty state",
 }
 
 
