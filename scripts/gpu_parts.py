@@ -131,7 +131,7 @@ def command_fields(device: str, work: Path) -> dict[str, str]:
         "labels": ",".join(labels),
         "lessons": ".cache/heads_smollm2_135m_live",
         "run": f"{python} run.py model=smollm2_135m {on} generation.max_new_tokens=64",
-        "end": f"{few}baseline=false output_dir={folder}/run",
+        "end": f"{few}engine.eager_baseline=false output_dir={folder}/run",
     }
 
 
