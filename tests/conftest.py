@@ -45,13 +45,21 @@ for _profile, _examples in (("quick", 20), ("full", 250)):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+
+def quick_first(values, quick):
+    """Mark the values that are not in ``quick`` for the slow tests."""
+    quick = [*quick]
+    return [
+        v if v in quick else pytest.param(*(v if type(v) is tuple else [v]), marks=pytest.mark.slow)
+        for v in values
+    ]
+
+
 VOCAB = 48
 ARCHITECTURES = ("llama", "mistral", "mistral_window", "qwen2", "qwen3", "phi3")
 # For properties independent of the architecture: two always, the others with the slow tests.
-CARRIERS = tuple(
-    name if name in ("llama", "mistral_window") else pytest.param(name, marks=pytest.mark.slow)
-    for name in ARCHITECTURES
-)
+CARRIERS = quick_first(ARCHITECTURES, ("llama", "mistral_window"))
+
 
 _SPECIFIC = {
     "mistral": {"sliding_window": None},

@@ -115,6 +115,13 @@ def environment() -> dict[str, str]:
     }
 
 
+def six_rounds():
+    """Time passes in as many rounds as an interval takes: a tiny model's never take a second."""
+    from runners.measure import pass_times
+
+    return patch.multiple(pass_times, _ROUNDS_OF_FEW=(6, 6), _ROUNDS=(6, 6))
+
+
 def in_process(work, job):
     return work(job)
 
@@ -133,7 +140,7 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     child = dispatch.run_in_child if launch is None else lambda work, job, _: launch(work, job)
     # A run collects garbage, of which the tests' process has much.
     at_rest = patch.object(live, "gc_paused", nullcontext)
-    with at_rest, patch.object(dispatch, "run_in_child", child):
+    with at_rest, six_rounds(), patch.object(dispatch, "run_in_child", child):
         return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation))[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import ssl
@@ -35,6 +36,12 @@ class NoAnswer(CaseFailed):
         self.again, self.wait_s = again, wait_s
 
 
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Read the machine's certificates, which takes 20 ms, once for all clients."""
+    return ssl.create_default_context()
+
+
 class Client:
     """Asks the server at ``url`` (with or without the ``/v1`` of OpenAI's interface).
 
@@ -50,7 +57,7 @@ class Client:
         host = httpx.URL(url).host
         self.local = host in ("localhost", "::1") or host.startswith("127.")
         self._http = httpx.Client(
-            verify=ssl.create_default_context(),
+            verify=_tls(),
             trust_env=False,  # a proxy would be measured, too
             # A connection for each request: none is closed when the next one is sent.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),

@@ -75,7 +75,7 @@ def describe() -> Machine:
         "hardware": hardware(),
         "versions": versions(),
         "git": git_state(),
-        "code": code_sha256(),
+        "code": _imported_code(),
         "cuda_settings": cuda_settings.in_force(),
     }
 
@@ -217,6 +217,12 @@ def git_state(root: Path = PROJECT) -> GitState | None:
         difference = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root) or ""
         state["changes"] = hashlib.sha256(f"{status}\n{difference}".encode()).hexdigest()[:16]
     return state
+
+
+@functools.cache
+def _imported_code() -> str:
+    """Hash this code once: a process goes on with what it imported, whatever is written later."""
+    return code_sha256()
 
 
 def code_sha256(root: Path = PROJECT) -> str:

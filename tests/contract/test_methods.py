@@ -1,6 +1,7 @@
 """Contract of all methods: one test per guarantee, run over all of conf/method/."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import warnings
@@ -489,12 +490,17 @@ def test_random_drafts_have_the_shape_asked_for(shape, parents, monkeypatch, tmp
         assert len({tuple(tree.parents.tolist()) for tree in trace.trees}) > 3
 
 
+@functools.cache
+def all_entries():
+    return Entries(compose.compose(["method=ar"]))
+
+
 def test_every_method_that_drafts_has_a_space_of_settings_that_can_be_built(name):
     """A new method is searched by its yaml only; the two for calibration are never advised."""
     if name in ("ar", "oracle", "random_drafts"):
         assert name not in load_spaces()
         return
-    entries = Entries(compose.compose(["method=ar"]))
+    entries = all_entries()
     candidates = entries.candidates(load_spaces([name]), 6, 0)[name]
     assert len(candidates) >= 4, "most of a space must be of use"
     for candidate in candidates:

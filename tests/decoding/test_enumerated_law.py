@@ -157,7 +157,7 @@ BLOCK = {
 REJECTION = [
     (flipped, "siblings without"),  # the other way round it is right: only doubles are passed over
     (as_eldest, "siblings without"),
-    (as_eldest, "siblings with replacement"),
+    pytest.param(as_eldest, "siblings with replacement", marks=pytest.mark.slow),
     (lambda *a: (ratios(*a)[0], a[0]), "siblings without"),  # the token after it from the target
 ]
 

@@ -22,11 +22,12 @@ from specbench.models.graph_target import StaticPass
 from specbench.models.hidden_states import Embeddings
 from specbench.models.loading import shape_model
 from specbench.models.target import Target
-from tests.conftest import VOCAB, side_by_side, tiny_model
+from tests.conftest import VOCAB, quick_first, side_by_side, tiny_model
 from tests.fake_cuda import decoders
 from tests.fake_cuda.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
 
 DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
+QUICK = ("dspark", "eagle2", "eagle3", "medusa", "opt_tree", "token_recycling")
 # On a GPU also in the formats of runs, which have other kernels than float64.
 DTYPES = [torch.float64] + [torch.bfloat16, torch.float32] * torch.cuda.is_available()
 
@@ -41,7 +42,7 @@ def plain(dtype):
     return decoders.plain(dtype)
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTS_COMPARED))
+@pytest.mark.parametrize("name", quick_first(sorted(DRAFTS_COMPARED), QUICK))
 def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name):
     """The text is the target's whatever a head drafts, so trees are compared."""
     make = (HEADS | TEXT | DRAFTED)[name]
@@ -313,7 +314,10 @@ def test_a_head_hears_the_lm_head_where_it_lies(gpu):
     assert logits.device == states.device and torch.equal(logits.cpu(), expected.cpu())
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.3, top_p=0.9, top_k=20)])
+SAMPLINGS = [Sampling(0.3, top_p=0.9, top_k=20), Sampling(1.0)]
+
+
+@pytest.mark.parametrize("sampling", quick_first(SAMPLINGS, SAMPLINGS[:1]))
 def test_sampled_outputs_equal_the_cpu_s(gpu, sampling):
     """By a pass that draws, and by a host that decides, after which rows are moved."""
     results = []

@@ -26,6 +26,7 @@ from specbench.models.loading import choose_device
 from specbench.models.restore import restored_on_exit
 from specbench.system import bandwidth, environment
 from specbench.system.clock import CudaClock, TorchEvents, make_clock
+from tests.conftest import quick_first
 from tests.fake_cuda import decoders
 from tests.fake_cuda.decoders import DEVICE, SECOND
 from tests.runners.test_replay_heads import with_heads  # noqa: F401 (a fixture)
@@ -215,7 +216,10 @@ def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
     assert model.device.type == "cuda"
 
 
-@pytest.mark.parametrize("part", ["loops", "bandwidth", "passes", "heads"])
+PARTS = ["loops", "bandwidth", "passes", "heads"]
+
+
+@pytest.mark.parametrize("part", quick_first(PARTS, ["bandwidth", "heads"]))
 def test_parts_of_the_check_of_a_gpu(gpu, part, monkeypatch):
     monkeypatch.setattr(bandwidth, "_READ_BYTES", (1 << 18, 1 << 18))
     monkeypatch.setattr(bench, "random_model", lambda _: decoders.model(vocab_size=256))

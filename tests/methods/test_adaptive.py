@@ -24,7 +24,7 @@ from specbench.decoding.structs import (
 from specbench.decoding.verify import BlockVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface, Grid
-from tests.conftest import engine
+from tests.conftest import engine, quick_first
 from tests.decoding import distributions as exact
 from tests.decoding.distributions import P_LEAST, SAMPLINGS, VOCAB
 from tests.decoding.table_models import TableDraft, TableTarget
@@ -466,7 +466,9 @@ def test_greedy_output_is_plain_decodings(part, knobs, tmp_path):
     assert sum(result.drafter["offered_per_step"]) >= result.n_drafted > 0
 
 
-@pytest.mark.parametrize("verifier", [RejectionVerifier, BlockVerifier])
+@pytest.mark.parametrize(
+    "verifier", quick_first([RejectionVerifier, BlockVerifier], [RejectionVerifier])
+)
 @pytest.mark.parametrize("knobs", CUTS, ids=lambda knobs: knobs["policy"])
 def test_cutting_a_drawn_draft_leaves_the_distribution(knobs, verifier, tmp_path):
     sampling = SAMPLINGS["warm"]

@@ -17,6 +17,7 @@ from runners.launch import dispatch
 from runners.measure import live
 from specbench.errors import ConfigurationError
 from specbench.storage.hashes import file_sha256
+from tests.small_run import six_rounds
 
 PROMPTS = [
     "tell me a story", "why is the water blue", "count from seven to one", "which ship is red",
@@ -32,7 +33,7 @@ GRID = {
 def quick():
     """Run in this process, on a small grid, with garbage collection left on."""
 
-    with pytest.MonkeyPatch.context() as patch:
+    with six_rounds(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
         patch.setattr(live, "gc_paused", nullcontext)
         patch.setattr(search, "GRID", GRID)

@@ -14,11 +14,17 @@ from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from tests.small_run import run_here
+from tests.small_run import run_here, six_rounds
 
 QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null}"]
 ONE = PromptLookup()
 TEXTS = ["why is the water blue", "which ship is red and which is blue"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with six_rounds():
+        yield
 
 
 @pytest.fixture(scope="module")

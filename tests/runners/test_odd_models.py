@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from specbench.data.chat_templates import PromptTemplate
 from specbench.results import records
 from specbench.results.conditions import Warned
+from tests.conftest import quick_first
 from tests.small_run import _TEMPLATE, run_here
 
 _NO_EMPTY_ANSWER = (
@@ -48,7 +49,7 @@ def with_template(model, template):
     tokenizer.save_pretrained(model)
 
 
-@pytest.mark.parametrize("args", [[], ["dataset.dialogue=own", "batch.size=2"]])
+@pytest.mark.parametrize("args", quick_first([[], ["dataset.dialogue=own", "batch.size=2"]], [[]]))
 def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(run, model, args):
     with_template(model, _NO_EMPTY_ANSWER + _TEMPLATE)
     code, by_turn, _ = run(*args)

@@ -9,6 +9,7 @@ from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose
 from specbench.errors import ConfigurationError
 from specbench.results.manifest import RunManifest
+from tests.conftest import quick_first
 from tests.servers import broken
 from tests.servers.fake import KEY, serving
 from tests.servers.served_run import run
@@ -251,7 +252,9 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
     assert "did not report its steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("engine", "first"), [("vllm", 8), ("sglang", 11), ("other", 3)])
+@pytest.mark.parametrize(
+    ("engine", "first"), quick_first([("vllm", 8), ("sglang", 11), ("other", 3)], [("vllm", 8)])
+)
 def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first):
     with (
         serving(engine=engine, wait_s=0.005) as (plain, _),
@@ -313,7 +316,7 @@ def test_a_dialogue_quotes_answers_and_no_reasoning(tmp_path, thoughts, text, qu
     assert all(r.served.text.startswith(" ".join(thoughts)) for r in records)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "other"])
+@pytest.mark.parametrize("engine", quick_first(["vllm", "sglang", "other"], ["vllm"]))
 def test_arguments_of_the_chat_template_are_sent_and_other_templates_refused(tmp_path, engine):
     with serving(engine=engine) as (url, fake):
         extra = [f"server.base_url={url}", "dataset.limit=1"]
