@@ -138,8 +138,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def conf_is_read_once():
+def pytest_configure() -> None:
     """Cache Hydra's reading of two dozen files for each of a thousand compositions.
 
     Only the choices of config groups decide which files; other values are inserted later.
@@ -149,7 +148,6 @@ def conf_is_read_once():
         from hydra._internal.config_repository import ConfigRepository
         from hydra._internal.defaults_list import DefaultsList, Overrides
     except ImportError:  # where a GPU is checked
-        yield
         return
     cache: dict[object, bytes] = {}
 
@@ -180,11 +178,9 @@ def conf_is_read_once():
         chosen = once(key, repo, lambda: choose(repo, config_name, groups, **options))
         return DefaultsList(chosen.defaults, chosen.defaults_tree, values, chosen.overrides)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load_config)
-        patch.setattr(loader, "_compose_config_from_defaults_list", joined)
-        patch.setattr(hydra_loader, "create_defaults_list", create)
-        yield
+    ConfigRepository.load_config = load_config
+    loader._compose_config_from_defaults_list = joined
+    hydra_loader.create_defaults_list = create
 
 
 @pytest.fixture(scope="session")

@@ -98,9 +98,14 @@ def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
     ("name", "job"),
     [
         ("token_recycling_table1_shuffle", ["model=vicuna7b"]),
-        ("cacheback_table1", ["model=vicuna7b"]),
         ("card_figure6", ["model=llama3_70b", "dataset=gsm8k"]),
-        ("eagle3_table1", ["model=llama3_8b", "dataset=gsm8k"]),
+        *(
+            pytest.param(name, job, marks=pytest.mark.slow)
+            for name, job in (
+                ("cacheback_table1", ["model=vicuna7b"]),
+                ("eagle3_table1", ["model=llama3_8b", "dataset=gsm8k"]),
+            )
+        ),
     ],
 )
 def test_its_claims_about_one_model_and_data_set(name, job):

@@ -88,8 +88,11 @@ def test_the_experiment_of_draft_models_compares_them_all():
 def test_an_unknown_knob_is_refused(name):
     with pytest.raises(hydra.errors.InstantiationException, match="leader_lenght"):
         driver.instantiate(name, leader_lenght=2)
+
+
+def test_an_unknown_knob_is_refused_when_it_is_typed():
     with pytest.raises(ConfigurationError, match="leader_lenght"):
-        driver.compose_method(name, "method.leader_lenght=2")
+        driver.compose_method("cacheback", "method.leader_lenght=2")
 
 
 def test_an_unknown_state_scope_is_refused(name):

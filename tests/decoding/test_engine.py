@@ -22,7 +22,7 @@ from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.system.clock import CpuClock
-from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_model
+from tests.conftest import CARRIERS, VOCAB, engine, side_by_side, tiny_model
 from tests.tiny_checkpoint import TINY
 
 NEW_TOKENS = 24
@@ -83,7 +83,7 @@ class Adversary(Drafter):
         self.lengths.append(state.length)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 999), n_prompt=st.integers(1, 20), honesty=st.floats(0, 1))
 def test_random_trees_change_nothing(architecture, seed, n_prompt, honesty, make_target):

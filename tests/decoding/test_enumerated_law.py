@@ -46,7 +46,13 @@ PAIRS = {
     "five nodes with replacement": random_pair((-1, -1, 0, 0, 1), 2, 14),
     "five nodes without": random_pair((-1, -1, 0, 0, 1), 3, 15, replacement=False),
 }
-LARGE = ["two chains without", "three siblings", "three siblings without", "five nodes without"]
+LARGE = [
+    "siblings with replacement",
+    "two chains without",
+    "three siblings",
+    "three siblings without",
+    "five nodes without",
+]
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in PAIRS]
 RULES = {MatchVerifier: None, RejectionVerifier: "token"}
 RULES |= dict.fromkeys((BlockVerifier, TraversalVerifier), "block")

@@ -27,7 +27,7 @@ from tests.fake_cuda import decoders
 from tests.fake_cuda.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
 
 DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
-QUICK = ("dspark", "eagle2", "eagle3", "medusa", "opt_tree", "token_recycling")
+QUICK = ("eagle2", "eagle3", "opt_tree", "token_recycling")
 # On a GPU also in the formats of runs, which have other kernels than float64.
 DTYPES = [torch.float64] + [torch.bfloat16, torch.float32] * torch.cuda.is_available()
 
@@ -113,8 +113,8 @@ def test_methods_with_a_draft_model(gpu, plain, dtype):
         ("plain", 1, 1, 4),
         ("token_recycling", 1, 3, 9),
         ("sps", 1, 2.2, 9),
-        ("hydra", 1, 3.2, 9),
-        ("eagle", 1, 3, 9),
+        pytest.param("hydra", 1, 3.2, 9, marks=pytest.mark.slow),
+        pytest.param("eagle", 1, 3, 9, marks=pytest.mark.slow),
         ("eagle2", 2, 3, 9),
     ],
 )

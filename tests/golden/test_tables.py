@@ -54,6 +54,7 @@ def grids(text):
         yield [re.split(r"(?<!\\) & ", line) for line in lines if not line.startswith("\\multi")]
 
 
+@pytest.mark.slow
 def test_latex_tables_are_whole(artifacts):
     """Check structure that needs no TeX."""
     floats = 0

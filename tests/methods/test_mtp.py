@@ -90,7 +90,11 @@ def check_drafts(checkpoint, monkeypatch, n_prompts=4):
     assert n_compared > 20 and n_accepted > 15
 
 
-@pytest.mark.parametrize("checkpoint", CASES, indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint",
+    [pytest.param(case, marks=pytest.mark.slow) if case[1] == 1 else case for case in CASES],
+    indirect=True,
+)
 def test_drafts_are_transformers_own(checkpoint, monkeypatch):
     check_drafts(checkpoint, monkeypatch)
 

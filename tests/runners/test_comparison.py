@@ -14,6 +14,7 @@ from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.results import records
+from tests.conftest import quick_first
 from tests.small_run import run_here, six_rounds
 
 QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null}"]
@@ -106,7 +107,7 @@ THINKS = (
 )
 
 
-@pytest.mark.parametrize("template", [THINKS, None])
+@pytest.mark.parametrize("template", quick_first([THINKS, None], [THINKS]))
 @pytest.mark.parametrize(
     "overrides",
     [

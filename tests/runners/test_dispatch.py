@@ -463,7 +463,7 @@ def test_a_template_that_changes_writes_one_prompt_for_all_labels_and_refuses_a_
     assert execute(*args, "fresh=true") == 0, "no pair differs"
 
 
-@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("special", quick_first([False, True], [True]))
 def test_the_next_turn_quotes_an_answer_without_its_reasoning(
     execute, checkpoint, tmp_path, special
 ):

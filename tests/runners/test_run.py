@@ -131,6 +131,7 @@ def test_a_terminal_s_signal_at_any_moment_is_no_traceback(start, tmp_path, sign
             assert jsonl.read_json(folder / records.MANIFEST)["status"] == "interrupted"
 
 
+@pytest.mark.slow  # two processes start
 def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(
     start, small, tmp_path
 ):

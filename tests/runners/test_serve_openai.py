@@ -26,7 +26,7 @@ SCRIPT = {"accepted": (2, 0, 5), "drafted": 6, "idle": 1}
 MAT = 11 / 4
 
 
-@pytest.mark.parametrize("per_request", [True, False])
+@pytest.mark.parametrize("per_request", quick_first([True, False], [True]))
 @pytest.mark.parametrize(
     ("engine", "script", "mat", "single"),
     [
@@ -71,7 +71,9 @@ def test_a_baseline_whose_server_drafts_is_refused(tmp_path, engine):
     assert {r.status for r in records} == {"failed"}
 
 
-@pytest.mark.parametrize(("faults", "warmup"), [(3, 1), (1000, 1), (1000, 0)])
+@pytest.mark.parametrize(
+    ("faults", "warmup"), quick_first([(3, 1), (1000, 1), (1000, 0)], [(3, 1), (1000, 0)])
+)
 def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, faults, warmup):
     out = tmp_path / "r"
     with (
@@ -93,9 +95,10 @@ def errors(path):
     return [json.loads(line) for line in (path / "errors.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    "faults", [["cut"], [429], [500, 503], ["json"], ["error"], ["unended"]], ids=str
-)
+FAULTS = [["cut"], [429], [500, 503], ["json"], ["error"], ["unended"]]
+
+
+@pytest.mark.parametrize("faults", quick_first(FAULTS, FAULTS[::2]), ids=str)
 def test_an_answer_that_did_not_come_whole_is_asked_for_again_and_counted_once(tmp_path, faults):
     with serving(faults=list(faults)) as (url, fake):
         code, records, _ = run(tmp_path / "r", f"server.base_url={url}", "dataset.limit=1")
