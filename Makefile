@@ -74,7 +74,7 @@ $(STAMP): $(STAMP_TORCH) pyproject.toml constraints.txt
 bench: $(STAMP) ## Main job: Cacheback, PLD and plain decoding on the bundled model
 	$(PY) run.py 'compare=[pld]' output_dir=results/bench-$(shell date -u +%Y%m%dT%H%M%SZ) $(ARGS)
 
-test: $(STAMP) ## Tests without a GPU or a network, about 4 minutes on 2 cores
+test: $(STAMP) ## Tests without a GPU or a network, about 3 minutes on 2 cores
 	$(PYTEST) -m 'not slow and not gpu and not network' $(ARGS)
 
 test-all: $(STAMP) ## Also the slow tests (real small model) and, where there is one, the GPU's
