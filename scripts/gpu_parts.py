@@ -310,7 +310,7 @@ PARTS = (
         ("specbench/system/bandwidth.py",),
     ),
     Part(
-        "crash", 1, 60, "{python} -m scripts.gpu_crash all {out}", _any,
+        "crash", 1, 90, "{python} -m scripts.gpu_crash all {out}", _any,
         ("scripts/gpu_crash.py", *CORE, "conf/model"), True,
     ),
     Part(

@@ -4,7 +4,7 @@ A rule that judged a turn by its speed would favor a method's fast turns: only e
 outside the run counts (``measure.disturbed``; docs/metrics.md). CPU time that a block or one of its
 labels lost is compared with times over all labels, because one burst is a larger share of a short
 turn than of a long one: a limit for turns would flag fast methods and spare the baseline. One label
-may lose as much as three labels together, or bursts over few of many labels would pass. A disturbed
+may lose as much as three together, or bursts over few of many labels would pass. A disturbed
 block is measured again, whole, after all others, because a burst on a shared host lasts minutes.
 """
 
@@ -42,21 +42,21 @@ def by_counters(
             ("cpu_others", limits.others, "other processes"),
         ):
             lost: dict[str, float] = defaultdict(float)
-            total = 0.0
+            wall: dict[str, float] = defaultdict(float)
             for turn in turns:
                 if (share := getattr(turn, counter)) is not None:
                     lost[turn.label] += share * turn.wall_s
-                    total += turn.wall_s
+                    wall[turn.label] += turn.wall_s
+            taken, total = math.fsum(lost.values()), math.fsum(wall.values())
             if limit is None or not total:
                 continue
-            taken = math.fsum(lost.values())
-            worst = max(lost, key=lambda label: lost[label])
             mean = total / len(lost)
+            shares = {label: lost[label] / max(mean, wall[label]) for label in lost}
+            worst = max(shares, key=lambda label: shares[label])
             if taken > limit * total:
                 cpu.append(f"{who} took {taken / total:.0%} of the case's CPU time")
-            elif lost[worst] > 3 * limit * mean:
-                part = f"{lost[worst] / mean:.0%} of a label's mean CPU time"
-                cpu.append(f"{who} took {part} from {worst}")
+            elif shares[worst] > 3 * limit:
+                cpu.append(f"{who} took {shares[worst]:.0%} of {worst}'s CPU time")
         for turn in turns:
             if reason := "; ".join([*cpu, *_gpu_reasons(turn)]):
                 reasons[turn.key] = reason
