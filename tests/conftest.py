@@ -46,11 +46,11 @@ for _profile, _examples in (("quick", 20), ("full", 250)):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def quick_first(values, quick):
-    """Mark the values that are not in ``quick`` for the slow tests."""
+def quick_first(values, quick, *, unpack=False):
+    """Mark the values that are not in ``quick`` as slow; ``unpack`` those of several arguments."""
     quick = [*quick]
     return [
-        v if v in quick else pytest.param(*(v if type(v) is tuple else [v]), marks=pytest.mark.slow)
+        v if v in quick else pytest.param(*(v if unpack else [v]), marks=pytest.mark.slow)
         for v in values
     ]
 

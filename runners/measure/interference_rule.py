@@ -1,10 +1,10 @@
 """Find the cases that other work on the machine disturbed, and choose those to measure again.
 
 A rule that judged a turn by its speed would favor a method's fast turns: only evidence from
-outside the run counts (``measure.disturbed``; docs/metrics.md). CPU time that a block or one of its
-labels lost is compared with times over all labels, because one burst is a larger share of a short
-turn than of a long one: a limit for turns would flag fast methods and spare the baseline. One label
-may lose as much as three together, or bursts over few of many labels would pass. A disturbed
+outside the run counts (``measure.disturbed``; docs/metrics.md). CPU shares are judged by block,
+because one burst is a larger share of a short turn than of a long one: a limit for turns would flag
+fast methods and spare the baseline. A label may lose three times the limit, of its own time or of
+the labels' mean where that is longer; else a burst over few of many labels would pass. A disturbed
 block is measured again, whole, after all others, because a burst on a shared host lasts minutes.
 """
 
@@ -56,7 +56,8 @@ def by_counters(
             if taken > limit * total:
                 cpu.append(f"{who} took {taken / total:.0%} of the case's CPU time")
             elif shares[worst] > 3 * limit:
-                cpu.append(f"{who} took {shares[worst]:.0%} of {worst}'s CPU time")
+                share = lost[worst] / wall[worst]
+                cpu.append(f"{who} took {share:.0%} of {worst}'s CPU time")
         for turn in turns:
             if reason := "; ".join([*cpu, *_gpu_reasons(turn)]):
                 reasons[turn.key] = reason

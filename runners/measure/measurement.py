@@ -57,11 +57,11 @@ def attempts(job: Job, drafters: Mapping[str, Drafter] | None = None) -> Iterato
         cases = job.folder / records.CASES
         started = cases.exists() and cases.stat().st_size > 0
         left_out = dict(RunManifest.read(job.folder).left_out or {}) if started else {}
-        run = Measurement(job, left_out, started, drafters)
-        yield run
-        while not run.finished:
+        run = None
+        while run is None or not run.finished:
+            if run:
+                gc.collect()  # what the previous attempt loaded
             run = Measurement(job, left_out, started, drafters)
-            gc.collect()  # what the previous attempt loaded
             yield run
 
 

@@ -99,13 +99,8 @@ def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
     [
         ("token_recycling_table1_shuffle", ["model=vicuna7b"]),
         ("card_figure6", ["model=llama3_70b", "dataset=gsm8k"]),
-        *(
-            pytest.param(name, job, marks=pytest.mark.slow)
-            for name, job in (
-                ("cacheback_table1", ["model=vicuna7b"]),
-                ("eagle3_table1", ["model=llama3_8b", "dataset=gsm8k"]),
-            )
-        ),
+        pytest.param("cacheback_table1", ["model=vicuna7b"], marks=pytest.mark.slow),
+        pytest.param("eagle3_table1", ["model=llama3_8b", "dataset=gsm8k"], marks=pytest.mark.slow),
     ],
 )
 def test_its_claims_about_one_model_and_data_set(name, job):

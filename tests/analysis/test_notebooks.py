@@ -38,7 +38,9 @@ def run_cells(path):
             exec(compile(cell.source, str(path), "exec"), namespace)
 
 
-@pytest.mark.parametrize(("records", "stem", "figures"), quick_first(SHOWN, SHOWN[1:2]))
+@pytest.mark.parametrize(
+    ("records", "stem", "figures"), quick_first(SHOWN, SHOWN[1:2], unpack=True)
+)
 def test_a_notebook_shows_its_figures(records, stem, figures, tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
     monkeypatch.setenv("FIGURES", str(tmp_path))

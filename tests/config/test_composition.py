@@ -26,6 +26,7 @@ from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
 from specbench.paths import CONF_DIR
+from tests.conftest import quick_first
 from tests.contract import driver
 
 ROOT = CONF_DIR.parent
@@ -489,11 +490,7 @@ FAMILIES = {"vicuna7b", "llama3_8b", "mistral7b", "phi3_mini", "qwen25_7b", "qwe
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow)
-        for name in option_names("model")
-        if name != "local"
-    ],
+    quick_first([name for name in option_names("model") if name != "local"], FAMILIES),
 )
 def test_shape_config_builds_the_published_architecture(name):
     model = compose([f"model={name}"]).model

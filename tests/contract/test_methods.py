@@ -19,7 +19,7 @@ from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs,
 from specbench.errors import ConfigurationError
 from specbench.models.target import Target
 from specbench.paths import CONF_DIR
-from tests.conftest import engine
+from tests.conftest import engine, quick_first
 from tests.contract import driver
 from tests.decoding.table_models import TableTarget, table
 
@@ -90,9 +90,10 @@ def test_an_unknown_knob_is_refused(name):
         driver.instantiate(name, leader_lenght=2)
 
 
-def test_an_unknown_knob_is_refused_when_it_is_typed():
+@pytest.mark.parametrize("method", quick_first(METHODS, ["cacheback"]))
+def test_an_unknown_knob_is_refused_when_it_is_typed(method):
     with pytest.raises(ConfigurationError, match="leader_lenght"):
-        driver.compose_method("cacheback", "method.leader_lenght=2")
+        driver.compose_method(method, "method.leader_lenght=2")
 
 
 def test_an_unknown_state_scope_is_refused(name):

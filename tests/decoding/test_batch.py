@@ -21,7 +21,7 @@ from specbench.models.heads.layer_shape import read_shape
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
 from specbench.system.clock import Clock
-from tests.conftest import ARCHITECTURES, CARRIERS, engine, tiny_model
+from tests.conftest import ARCHITECTURES, CARRIERS, engine, quick_first, tiny_model
 from tests.contract import driver
 from tests.decoding.test_engine import Adversary
 from tests.methods.test_adaptive import surface
@@ -34,11 +34,8 @@ LENGTHS = (19, 1, 7, 33, 12)
 PROMPTS = [np.random.default_rng(n).integers(3, VOCAB, n) for n in LENGTHS]
 OVERLAPPED = ("card", "pearl")  # refused: they draft while the target reads
 ALWAYS = ("cacheback", "eagle2", "pld", "sps", "suffix_decoding", "token_recycling")
-METHODS = [
-    name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
-    for name in driver.method_names()
-    if name not in OVERLAPPED
-]
+METHODS = [name for name in driver.method_names() if name not in OVERLAPPED]
+METHODS = quick_first(METHODS, ALWAYS)
 
 
 @pytest.fixture(scope="module")

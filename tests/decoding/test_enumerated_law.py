@@ -22,6 +22,7 @@ from specbench.decoding.verify import (
     rejection,
     traversal,
 )
+from tests.conftest import quick_first
 from tests.decoding.enumerated import EXACT, Chance, best_possible, examine, fixed_pair, random_pair
 
 SOLVED = 1e-7  # how far off the optimum of a linear program may be
@@ -53,7 +54,7 @@ LARGE = [
     "three siblings without",
     "five nodes without",
 ]
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in PAIRS]
+NAMES = quick_first(PAIRS, PAIRS.keys() - LARGE)
 RULES = {MatchVerifier: None, RejectionVerifier: "token"}
 RULES |= dict.fromkeys((BlockVerifier, TraversalVerifier), "block")
 

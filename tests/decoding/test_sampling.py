@@ -28,7 +28,7 @@ from specbench.decoding.verify.rejection import ratio_tests
 from specbench.decoding.verify.traversal import traverse
 from specbench.errors import CaseFailed
 from specbench.models.scores import Scores
-from tests.conftest import CARRIERS, engine
+from tests.conftest import CARRIERS, engine, quick_first
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.decoding import distributions as exact
 from tests.decoding.distributions import (
@@ -108,10 +108,7 @@ def test_outputs_are_those_of_plain_sampling_everywhere(verifier, draft, samplin
     assert per_step > 1.05 or draft == "disjoint"  # drafts are taken at all
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [s if s == "both" else pytest.param(s, marks=pytest.mark.slow) for s in SAMPLINGS],
-)
+@pytest.mark.parametrize("sampling", quick_first(SAMPLINGS, ["both"]))
 def test_plain_sampling_follows_the_distribution(sampling):
     """The verifiers' random numbers, a seed a turn, as ``test_outputs_are_those_…`` ties them."""
     sampling = SAMPLINGS[sampling]

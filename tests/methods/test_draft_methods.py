@@ -86,6 +86,7 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
     + quick_first(
         [(method, "stranger") for method in METHODS],
         [(method, "stranger") for method in ("sps", "opt_tree", "card", "pearl", "ouroboros")],
+        unpack=True,
     )
     + [(method, kind) for method in ("sps", "card", "ouroboros") for kind in KINDS[2:]],
 )

@@ -12,7 +12,7 @@ from specbench.decoding.structs import DraftContext
 from specbench.errors import ConfigurationError, WeightsNotFound
 from specbench.models.heads import mtp
 from specbench.models.target import Target
-from tests.conftest import engine
+from tests.conftest import engine, quick_first
 from tests.models.heads import tiny_heads
 
 VOCAB = 10
@@ -90,11 +90,7 @@ def check_drafts(checkpoint, monkeypatch, n_prompts=4):
     assert n_compared > 20 and n_accepted > 15
 
 
-@pytest.mark.parametrize(
-    "checkpoint",
-    [pytest.param(case, marks=pytest.mark.slow) if case[1] == 1 else case for case in CASES],
-    indirect=True,
-)
+@pytest.mark.parametrize("checkpoint", quick_first(CASES, CASES[1::2]), indirect=True)
 def test_drafts_are_transformers_own(checkpoint, monkeypatch):
     check_drafts(checkpoint, monkeypatch)
 

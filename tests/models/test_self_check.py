@@ -26,7 +26,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.hidden_states import decoder_layers as layers
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
-from tests.conftest import tiny_model
+from tests.conftest import quick_first, tiny_model
 from tests.models import test_architectures as tiny
 from tests.models.test_architectures import equal_answers, why_refused
 from tests.tiny_checkpoint import tiny_tokenizer
@@ -80,12 +80,7 @@ def check(model, make=Target, longest=LONGEST, packed=False, drafts=False):
     )[1]
 
 
-def slow_but(quick, cases):
-    """Importing an architecture takes longer than checking it; a few go with the quick tests."""
-    return [c if c in quick else pytest.param(c, marks=pytest.mark.slow) for c in cases]
-
-
-DTYPES = slow_but(("float64", "bfloat16"), tiny.DTYPES)  # the widest and the narrowest
+DTYPES = quick_first(tiny.DTYPES, ("float64", "bfloat16"))  # the widest and the narrowest
 
 
 # -- what is right ---------------------------------------------------------------------------------
@@ -95,7 +90,7 @@ QUICK = [("Llama", (32, 0.02)), ("Granite, scaled", (384, 0.4)), ("Mixtral", (32
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("case", slow_but(QUICK, [(n, shape) for n in RIGHT for shape in SHAPES]))
+@pytest.mark.parametrize("case", quick_first([(n, s) for n in RIGHT for s in SHAPES], QUICK))
 def test_a_right_model_passes(case, packed):
     name, (width, spread) = case
     result = check(build(name, width, spread), packed=packed)
@@ -462,7 +457,7 @@ QUICK_FAULTS = [p for p in PAIRS if p[1] in ("Llama", "Qwen2") or p[0].startswit
 SAID = r"logits of a (continued )?(chain|tree) differ"
 
 
-@pytest.mark.parametrize("pair", slow_but(QUICK_FAULTS, PAIRS))
+@pytest.mark.parametrize("pair", quick_first(PAIRS, QUICK_FAULTS))
 def test_a_fault_of_ours_is_found(pair):
     """Widths and initial ranges take turns; wide ones with large weights look at one key alone."""
     width, spread = ((32, 0.02), (192, 0.1), (32, 0.4))[len("".join(pair)) % 3]
@@ -582,7 +577,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("StableLM",), REFUSED))
+@pytest.mark.parametrize("name", quick_first(REFUSED, ("StableLM",)))
 def test_features_that_are_not_computed_here_are_refused_by_name(name):
     with pytest.raises(ConfigurationError, match=REFUSED[name]) as caught:
         tiny.checked_target(build(name, spread=0.4))
@@ -590,7 +585,7 @@ def test_features_that_are_not_computed_here_are_refused_by_name(name):
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.4])
-@pytest.mark.parametrize("name", slow_but(list(MORE)[-1:], list(MORE)[-2:]))
+@pytest.mark.parametrize("name", quick_first(list(MORE)[-2:], list(MORE)[-1:]))
 def test_a_model_whose_own_passes_disagree_is_refused(name, spread):
     """Its spread had been taken for rounding, and four times as much had been allowed."""
     with pytest.raises(ConfigurationError, match=r"in transformers itself, passes .* look.* ahead"):

@@ -74,6 +74,7 @@ def test_a_template_that_refuses_empty_answers_costs_the_turn_behind_one_alone(r
     quick_first(
         [("pad_token", []), ("sep_token", ["batch.size=2"]), ("pad_token", ["runner=hf"])],
         [("pad_token", [])],
+        unpack=True,
     ),
 )
 def test_a_token_without_embedding_fails_the_prompt_that_has_it_alone(

@@ -72,7 +72,8 @@ def test_a_baseline_whose_server_drafts_is_refused(tmp_path, engine):
 
 
 @pytest.mark.parametrize(
-    ("faults", "warmup"), quick_first([(3, 1), (1000, 1), (1000, 0)], [(3, 1), (1000, 0)])
+    ("faults", "warmup"),
+    quick_first([(3, 1), (1000, 1), (1000, 0)], [(3, 1), (1000, 0)], unpack=True),
 )
 def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, faults, warmup):
     out = tmp_path / "r"
@@ -256,7 +257,8 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("engine", "first"), quick_first([("vllm", 8), ("sglang", 11), ("other", 3)], [("vllm", 8)])
+    ("engine", "first"),
+    quick_first([("vllm", 8), ("sglang", 11), ("other", 3)], [("vllm", 8)], unpack=True),
 )
 def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first):
     with (
